@@ -1,0 +1,1 @@
+"""Experiment configurations: base.py declares every key, once."""

@@ -1,0 +1,40 @@
+"""Package and extras. Tool settings live in pyproject.toml."""
+
+import re
+import setuptools
+
+with open("grpo_jax/__init__.py") as f:
+  VERSION = re.search(r'__version__ = "([^"]+)"', f.read()).group(1)
+with open("README.md") as f:
+  README = f.read()
+
+TEST = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6"]
+
+setuptools.setup(
+  name="grpo_jax",
+  version=VERSION,
+  description="Group Relative Policy Optimization in JAX: four pure functions",
+  long_description=README,
+  long_description_content_type="text/markdown",
+  license="Apache-2.0",
+  python_requires=">=3.11",
+  packages=setuptools.find_packages(include=["grpo_jax*", "experiments*"]),
+  install_requires=[
+    "jax>=0.10.2",
+    "flax>=0.12.8",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12.8",
+    "ml_collections>=1.1.0",
+    "absl-py>=2.1",
+    "numpy>=2.0",
+    "reasoning-gym>=0.1.19",  # the word list and the procedural tasks
+    "tensorboardX>=2.6",
+    "rich>=13.0",
+    "matplotlib>=3.8",
+  ],
+  extras_require={
+    "test": TEST,
+    "tpu": ["jax[tpu]>=0.10.2"],
+    "cuda": ["jax[cuda13]>=0.10.2"],
+  },
+)
