@@ -1,0 +1,264 @@
+"""What a task is: examples in three splits, a reward, maybe demonstrations.
+
+A task is a record of plain functions. To add one, write a function that
+returns a `Task` and name it in `grpo_jax.tasks.TASKS`.
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.errors import UserError
+
+SPLITS = ("train", "tuning", "heldout")
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """One question, ready to be asked.
+
+  Attributes:
+    id: `question_id` of the question: its identity across splits and files.
+    prompt: the text the policy sees, template applied.
+    answer: the reference answer.
+    source: whatever else the task's reward needs, for instance the entry a
+      verifier was generated with.
+  """
+
+  id: str
+  prompt: str
+  answer: str
+  source: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Completion:
+  """What a policy wrote, as a reward sees it.
+
+  Attributes:
+    text: the decoded completion. The tokenizer's stop id prints nothing; a
+      stop string that ended it (say a newline) may still be its last
+      character.
+    tokens: number of tokens, the stop token included.
+    truncated: True when it reached its maximum length without a stop token.
+  """
+
+  text: str
+  tokens: int
+  truncated: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Reward:
+  """The outcome of scoring one completion.
+
+  Attributes:
+    total: the reward, or None: "could not score", a third outcome that is
+      neither 0 nor 1 and takes no part in its group's statistics.
+    success: the task's own measure of success in 0..1; None means `total` is
+      the measure.
+    parts: one value per name in `Task.parts`; None where a part abstains.
+    extracted: the answer that was read from the text; None if none was found.
+    error: why `total` is None.
+  """
+
+  total: float | None
+  success: float | None = None
+  parts: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+  extracted: str | None = None
+  error: str | None = None
+
+
+def no_demonstration(example: Example, rng: np.random.Generator) -> None:
+  """The demonstration of a task that has none."""
+  del example, rng
+  return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A source of prompts with a rule that scores completions.
+
+  Attributes:
+    name: for messages and logs.
+    splits: examples of 'train', 'tuning' (for choosing settings) and 'heldout'
+      (for reporting). Fixed by content, never by a run's seed.
+    reward: `(example, completion) -> Reward`. Total: no text makes it raise.
+    stop: strings, one token each, that end a completion besides the
+      tokenizer's stop id.
+    parts: names of the reward's parts, in the order they are logged.
+    demonstration: `(example, rng) -> str | None`, a completion to imitate
+      during warm-up, without stop token; None if the task has none.
+
+  Raises:
+    UserError: the names of `splits` are not the three above, the train split
+      is empty, or two splits share a question.
+  """
+
+  name: str
+  splits: Mapping[str, Sequence[Example]]
+  reward: Callable[[Example, Completion], Reward]
+  stop: tuple[str, ...] = ()
+  parts: tuple[str, ...] = ()
+  demonstration: Callable[[Example, np.random.Generator], str | None] = (
+    no_demonstration
+  )
+
+  def __post_init__(self):
+    if set(self.splits) != set(SPLITS):
+      raise UserError(
+        f"task {self.name} has splits {sorted(self.splits)}; a task has "
+        f"exactly {', '.join(SPLITS)}"
+      )
+    if not self.splits["train"]:
+      raise UserError(f"task {self.name} has no training example")
+    check_disjoint(self.splits)
+
+  def split(self, name: str) -> Sequence[Example]:
+    """Examples of one split.
+
+    Raises:
+      UserError: no such split, or it is empty.
+    """
+    if name not in SPLITS:
+      raise UserError(
+        f"unknown split {name!r}{suggest(name, SPLITS)}; splits are "
+        f"{', '.join(SPLITS)}"
+      )
+    if not self.splits[name]:
+      raise UserError(
+        f"the {name} split of task {self.name} is empty; give it a size above 0"
+      )
+    return self.splits[name]
+
+
+def question_id(question: str) -> str:
+  """A short stable hash of a question: its identity across splits.
+
+  White space is collapsed first, so a copy with a trailing blank is the same
+  question and cannot leak from train to held-out.
+
+  Returns:
+    16 hexadecimal digits, uniformly distributed, the same on every machine.
+  """
+  text = " ".join(question.split())
+  digest = hashlib.sha256(text.encode("utf-8", errors="surrogatepass"))
+  return digest.hexdigest()[:16]
+
+
+def check_disjoint(splits: Mapping[str, Iterable[Example]]) -> None:
+  """Asserts that no question is in two splits.
+
+  Raises:
+    UserError: naming the question and the two splits.
+  """
+  owner: dict[str, str] = {}
+  for name, examples in splits.items():
+    for example in examples:
+      other = owner.setdefault(example.id, name)
+      if other != name:
+        raise UserError(
+          f"question {_tail(example.prompt)!r} is in both the {other} and the "
+          f"{name} split; remove it from one"
+        )
+
+
+def _tail(prompt: str) -> str:
+  # The question is at the end of a prompt, after a template's examples.
+  return prompt if len(prompt) <= 120 else "..." + prompt[-120:]
+
+
+def check_template(template: str) -> None:
+  """Refuses a template that would lose the question.
+
+  Raises:
+    UserError: `template` lacks `{question}`.
+  """
+  if "{question}" not in template:
+    raise UserError(
+      f"template {template[:60]!r} lacks the placeholder {{question}}"
+    )
+
+
+def render(template: str, question: str) -> str:
+  """Puts `question` in the template; other braces are left as they are.
+
+  Examples that come before the question (few-shot) are part of the template.
+
+  Raises:
+    UserError: `template` lacks `{question}`.
+  """
+  check_template(template)
+  return template.replace("{question}", question)
+
+
+def check_range(
+  task: str,
+  name: str,
+  value: float,
+  low: float,
+  high: float = math.inf,
+  *,
+  whole: bool = False,
+) -> None:
+  """Checks one setting of a task.
+
+  Raises:
+    UserError: `value` is not in [low, high], or not whole where it must be.
+  """
+  if isinstance(value, bool) or not isinstance(value, (int, float)):
+    raise UserError(f"task {task}: {name} {value!r} must be a number")
+  if whole and value % 1 != 0:  # also true of inf and nan
+    raise UserError(f"task {task}: {name} {value} must be a whole number")
+  if not low <= value <= high:
+    bound = f"between {low} and {high}" if high < math.inf else f"{low} or more"
+    raise UserError(f"task {task}: {name} {value} must be {bound}")
+
+
+def strings(
+  task: str, name: str, value: str | Sequence[str]
+) -> tuple[str, ...]:
+  """A setting that is one string or several, as a tuple.
+
+  Raises:
+    UserError: it holds something that is not a string.
+  """
+  values = (value,) if isinstance(value, str) else tuple(value)
+  for item in values:
+    if not isinstance(item, str):
+      raise UserError(f"task {task}: {name} holds {item!r}; it takes strings")
+  return values
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+  """' (did you mean X?)' for the known names closest to `name`, or ''."""
+  close = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.6)
+  return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def combine(
+  parts: Mapping[str, float | None],
+  weights: Mapping[str, float],
+  extracted: str | None = None,
+) -> Reward:
+  """A weighted sum of parts, any of which may abstain.
+
+  Args:
+    parts: a value per part, None where the part has nothing to say.
+    weights: a weight per part.
+    extracted: kept in the reward.
+
+  Returns:
+    total = Σ weight * value over the parts that spoke; None, "could not
+    score", when all abstained, because a sum of nothing is not 0.
+  """
+  spoken = [n for n, value in parts.items() if value is not None]
+  if not spoken:
+    return Reward(None, None, dict(parts), extracted, "every part abstained")
+  total = sum(weights[n] * parts[n] for n in spoken)
+  return Reward(float(total), None, dict(parts), extracted)
