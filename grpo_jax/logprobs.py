@@ -1,0 +1,231 @@
+"""Log-probabilities of finished completions, without [B, G, T, V].
+
+THE ONLY SHIFT: `completion_inputs` is the one place where token t's input is
+made of token t-1. Everything else is aligned with the generated tokens.
+
+Ragged lengths are met by slabs: rows are sorted within each group, longest
+first, and G is cut at static points, so `((2, 64), (6, 16))` computes two rows
+of every group at 64 tokens and six at 16. All slabs share one prompt pass, and
+results come back as [B, G, T] in the original order.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax.models import transformer
+from grpo_jax.models.architecture import Model
+from grpo_jax.models.layers import MASKED
+from grpo_jax.types import Array, Params, Prompts, Rollout, length_mask
+
+Slabs = tuple[tuple[int, int], ...]  # (rows of each group, tokens), static
+
+
+def completion_inputs(prompts: Prompts, ids: Array, *, heads: bool) -> Array:
+  """The completion stream's inputs: the last prompt token, then the tokens.
+
+  Args:
+    prompts: ids [B, P], left-padded, so the last token is the last column.
+    ids: completion ids [B, g, T].
+    heads: keep the last completion token as an input (S = T+1), for value and
+      reward heads; log-probs need S = T.
+
+  Returns:
+    [B, g, S].
+  """
+  last = jnp.broadcast_to(
+    prompts.ids[:, -1][:, None, None], (*ids.shape[:2], 1)
+  )
+  return jnp.concatenate((last, ids if heads else ids[..., :-1]), axis=-1)
+
+
+def tempered(logits: Array, temperature: Array | float) -> Array:
+  """The logits of the distribution that is sampled, before any truncation."""
+  return logits / temperature
+
+
+def gather_support(logits: Array, support: Array) -> Array:
+  """Logits of the kept ids: [..., V], [..., k] -> [..., k]; -1 is no id."""
+  kept = jnp.take_along_axis(logits, jnp.maximum(support, 0), axis=-1)
+  return jnp.where(support >= 0, kept, MASKED)
+
+
+def token_logprobs(
+  params: Params,
+  hidden: Array,
+  ids: Array,
+  *,
+  model: Model,
+  temperature: Array | float,
+  support: Array | None = None,
+) -> tuple[Array, Array]:
+  """log π(token) and the entropy of π at each position, in chunks over T.
+
+  A chunk's logits are dropped after use and made anew in the backward pass, so
+  memory is bounded by `model.logit_elements`, not by T.
+
+  Args:
+    params: parameters.
+    hidden: [B, g, T, D] after the final norm.
+    ids: [B, g, T], the tokens to score.
+    model: the model record.
+    temperature: scalar; logits are divided by it before the softmax.
+    support: [B, g, T, k] kept ids, or None for the whole vocabulary.
+
+  Returns:
+    log-probs [B, g, T] and entropies [B, g, T] in nats, float32.
+  """
+
+  @jax.checkpoint
+  def chunk(params: Params, piece: tuple) -> tuple[Array, Array]:
+    hidden, ids, support = piece
+    x = tempered(transformer.logits(params, hidden, model=model), temperature)
+    token = jnp.take_along_axis(x, ids[..., None], axis=-1)[..., 0]
+    if support is not None:
+      x = gather_support(x, support)
+    norm = jax.nn.logsumexp(x, axis=-1)
+    probs = jnp.exp(x - norm[..., None])
+    return token - norm, norm - jnp.sum(probs * x, axis=-1)
+
+  params = {k: v for k, v in params.items() if k in ("embed", "head")}
+  ids = jnp.clip(ids, 0, model.arch.vocab - 1)
+  b, g, t, _ = hidden.shape
+  size = max(1, min(t, model.logit_elements // (b * g * model.arch.vocab)))
+  if size == t:
+    return chunk(params, (hidden, ids, support))
+
+  count = -(-t // size)
+
+  def cut(x: Array) -> Array:  # [B, g, T, ...] -> [count, B, g, size, ...]
+    pad = [(0, 0)] * x.ndim
+    pad[2] = (0, count * size - t)
+    x = jnp.pad(x, pad).reshape(b, g, count, size, *x.shape[3:])
+    return jnp.moveaxis(x, 2, 0)
+
+  pieces = jax.tree.map(cut, (hidden, ids, support))
+  _, out = jax.lax.scan(
+    lambda carry, piece: (carry, chunk(params, piece)), None, pieces
+  )
+  return jax.tree.map(
+    lambda x: jnp.moveaxis(x, 0, 2).reshape(b, g, count * size)[..., :t], out
+  )
+
+
+def rollout_logprobs(
+  params: Params,
+  rollout: Rollout,
+  *,
+  model: Model,
+  slabs: Slabs | None = None,
+) -> tuple[Array, Array]:
+  """log π of every completion token under `params`, and π's entropy there.
+
+  The distribution is the rollout's own: its temperature and its support.
+
+  Args:
+    params: stacked parameters.
+    rollout: ids [B, G, T].
+    model: the model record.
+    slabs: a static plan that covers the rollout (see `cover`), or None for
+      one slab of G rows and T tokens.
+
+  Returns:
+    log-probs [B, G, T] and entropies [B, G, T], float32, 0 off the lengths.
+  """
+  _, g, t = rollout.ids.shape
+  slabs = slabs or ((g, t),)
+  assert sum(rows for rows, _ in slabs) == g, (slabs, g)
+  if len(slabs) == 1 and slabs[0][1] == t:
+    order = None
+  else:
+    order = jnp.argsort(-rollout.lengths, axis=1, stable=True)  # [B, G]
+
+  def rows(x: Array | None, start: int, count: int, size: int) -> Array | None:
+    if x is None or order is None:
+      return x
+    index = order[:, start : start + count]
+    index = index.reshape(*index.shape, *[1] * (x.ndim - 2))
+    return jnp.take_along_axis(x[:, :, :size], index, axis=1)
+
+  pieces, start = [], 0
+  for count, size in slabs:
+    pieces.append(
+      tuple(rows(x, start, count, size) for x in (rollout.ids, rollout.support))
+    )
+    start += count
+  hidden, _ = transformer.joint(
+    params,
+    rollout.prompts,
+    tuple(
+      completion_inputs(rollout.prompts, ids, heads=False) for ids, _ in pieces
+    ),
+    model=model,
+  )
+  out = [
+    token_logprobs(
+      params,
+      h,
+      ids,
+      model=model,
+      temperature=rollout.temperature,
+      support=support,
+    )
+    for h, (ids, support) in zip(hidden, pieces)
+  ]
+
+  def restore(parts: list[Array]) -> Array:
+    parts = [jnp.pad(x, ((0, 0), (0, 0), (0, t - x.shape[2]))) for x in parts]
+    x = jnp.concatenate(parts, axis=1)
+    if order is not None:
+      inverse = jnp.argsort(order, axis=1)[..., None]
+      x = jnp.take_along_axis(x, inverse, axis=1)
+    return jnp.where(length_mask(rollout.lengths, t), x, 0.0)
+
+  return restore([a for a, _ in out]), restore([b for _, b in out])
+
+
+def plans(group: int, size: int, cuts: int, buckets: int) -> tuple[Slabs, ...]:
+  """Every slab plan that may be used: a small, closed set of shapes.
+
+  G is cut into `cuts` nearly equal parts; each part's tokens are one of
+  `buckets` even fractions of T, not growing from one part to the next.
+
+  Args:
+    group: G.
+    size: T.
+    cuts: slabs in a plan.
+    buckets: lengths a slab may have.
+  """
+  cuts = min(cuts, group)
+  rows = [group // cuts + (i < group % cuts) for i in range(cuts)]
+  lengths = sorted({-(-size * (i + 1) // buckets) for i in range(buckets)})
+  out: list[Slabs] = [()]
+  for count in rows:
+    out = [
+      (*plan, (count, n))
+      for plan in out
+      for n in lengths
+      if not plan or n <= plan[-1][1]
+    ]
+  return tuple(out)
+
+
+def cover(lengths: Array, choices: tuple[Slabs, ...]) -> Slabs:
+  """The plan with the fewest tokens that holds every row, chosen on the host.
+
+  Args:
+    lengths: numpy [B, G].
+    choices: from `plans`; one of them holds T tokens everywhere.
+  """
+  ranked = (-lengths).argsort(axis=1, kind="stable")
+  ordered = lengths[[[i] for i in range(len(lengths))], ranked]
+
+  def fits(plan: Slabs) -> bool:
+    start = 0
+    for count, size in plan:
+      if ordered[:, start].max() > size:
+        return False
+      start += count
+    return True
+
+  usable = [plan for plan in choices if fits(plan)]
+  return min(usable, key=lambda plan: sum(g * t for g, t in plan))

@@ -1,0 +1,245 @@
+"""Metrics: what is counted, and under which name. Pure; writes nothing.
+
+`TABLE` documents every name that a run may log; docs/metrics.md is made from
+it, and a test refuses a name that is not there.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax.types import Array, Batch
+
+Metrics = dict[str, Array]
+
+TABLE: Mapping[str, str] = {
+  "phase": "'warmup' (imitation) or 'rl'",
+  "loss": "the minimised value. Near 0 on fresh samples is right: the ratio"
+  " is 1 and advantages sum to 0 in a group; its gradient is not 0",
+  "loss/kl": "the KL term's part of the loss, coefficient included",
+  "reward/mean": "mean reward over scored rows",
+  "reward/std": "standard deviation of the reward over scored rows",
+  "reward/group_std": "standard deviation within a group, mean over groups",
+  "reward/part/*": "mean of one named part of the reward over scored rows",
+  "success": "the task's own success, mean over scored rows",
+  "group/frac_zero_std": "share of groups whose rewards are equal: no signal",
+  "group/frac_all_right": "share of groups in which every row succeeds",
+  "group/frac_all_wrong": "share of groups in which no row succeeds",
+  "group/frac_mixed": "share of groups with unequal rewards: these train",
+  "reward/unscored": "rows that could not be scored; they train nothing",
+  "reward/errors": "rows on which the reward function failed",
+  "completion/length_mean": "tokens of a completion, stop token included",
+  "completion/length_max": "longest completion in tokens",
+  "completion/length_min": "shortest completion in tokens",
+  "completion/truncated_frac": "share of completions cut by the length limit",
+  "kl/ref": "KL(policy||reference) per token, k3 estimate over real tokens;"
+  " exact for the loss's policy only while samples are fresh",
+  "kl/ref_k1": "the same by k1: unbiased, noisier, may be negative",
+  "entropy": "of the sampled distribution per token, in nats",
+  "ratio/mean": "the algorithm's ratio, weighted as in the loss; 1 on fresh"
+  " samples",
+  "ratio/max": "its largest value",
+  "ratio/clip_frac_low": "share of tokens whose gradient the lower clip removes",
+  "ratio/clip_frac_high": "share of tokens whose gradient the upper clip removes",
+  "sampler/logprob_gap_mean": "|scorer's - sampler's log-prob| per token",
+  "sampler/logprob_gap_max": "its largest value",
+  "update/grad_norm": "global gradient norm before clipping",
+  "update/learning_rate": "of this step",
+  "update/nonfinite": "updates skipped for a loss or gradient that is not finite",
+  "update/dead": "updates skipped because no group carried a signal",
+  "update/nonfinite_total": "the same since the start",
+  "update/dead_total": "the same since the start",
+  "tokens/trained": "completion tokens with a loss in the last update",
+  "tokens/computed_frac": "token positions computed per real token in the"
+  " update, prompts included: 1 is no padding",
+  "tokens/sampled": "completion tokens sampled in this step",
+  "tokens/total": "completion tokens sampled since the start",
+  "samples/total": "completions sampled since the start",
+  "eval/sampled": "success on held-out prompts at the evaluation temperature",
+  "eval/sampled_stderr": "its standard error, clustered by prompt",
+  "eval/greedy": "success on held-out prompts, likeliest tokens",
+  "eval/greedy_stderr": "its standard error",
+  "eval/length": "tokens of a sampled held-out completion",
+  "eval/truncated_frac": "share of sampled held-out completions cut short",
+  "time/step": "seconds of the step, evaluation and checkpoint apart",
+  "time/sample": "seconds of sampling",
+  "time/reward": "seconds of scoring on the host",
+  "time/score": "seconds of reference and old-policy log-probs",
+  "time/update": "seconds of all updates of the step",
+  "time/eval": "seconds of evaluation",
+  "time/tokens_per_second": "sampled completion tokens per second of the step",
+  "memory/peak_gib": "peak memory: of the device where it tells, else of the"
+  " process",
+  "compile/count": "programs compiled since the process started",
+  "compile/seconds": "seconds spent compiling since the process started",
+}
+
+# What may differ between a run and the same run killed and resumed.
+VOLATILE = ("time/", "memory/", "compile/")
+
+
+def token_sums(
+  batch: Batch,
+  *,
+  loss: Array,
+  loss_kl: Array,
+  logprobs: Array,
+  old: Array,
+  entropy: Array,
+  ratio: Array,
+  clipped: tuple[Array, Array],
+) -> Metrics:
+  """Sums over the trained tokens of a micro-batch; `max_*` are maxima.
+
+  Args:
+    batch: the micro-batch.
+    loss: [].
+    loss_kl: [].
+    logprobs: [B, G, T] of the policy.
+    old: [B, G, T], what the ratio is taken against.
+    entropy: [B, G, T].
+    ratio: [B, G, T], the algorithm's own.
+    clipped: two flags [B, G, T], below and above.
+  """
+  mask = batch.rollout.mask
+
+  def total(x: Array) -> Array:
+    return jnp.sum(jnp.where(mask, x, 0))
+
+  gap = jnp.abs(old - batch.rollout.sampler_logprobs)
+  sums = {
+    "loss": loss,
+    "loss_kl": loss_kl,
+    "tokens": jnp.sum(mask),
+    "weight": jnp.sum(batch.weights),
+    "signal": jnp.sum(jnp.abs(batch.weights * batch.advantages)),
+    "entropy": total(entropy),
+    "ratio": jnp.sum(batch.weights * ratio),
+    "max_ratio": jnp.max(jnp.where(mask, ratio, -jnp.inf)),
+    "clip_low": total(clipped[0]),
+    "clip_high": total(clipped[1]),
+    "gap": total(gap),
+    "max_gap": jnp.max(jnp.where(mask, gap, 0)),
+  }
+  if batch.ref_logprobs is not None:
+    k1 = logprobs - batch.ref_logprobs
+    sums["kl_k1"] = total(k1)
+    sums["kl_k3"] = total(jnp.exp(jnp.minimum(-k1, 20.0)) - 1 + k1)
+  return sums
+
+
+def combine(a: Metrics, b: Metrics) -> Metrics:
+  """Joins the sums of two micro-batches."""
+  return {
+    k: jnp.maximum(a[k], b[k]) if k.startswith("max_") else a[k] + b[k]
+    for k in a
+  }
+
+
+def token_means(sums: Metrics) -> Metrics:
+  """Means over real tokens, under the names of `TABLE`."""
+  tokens = jnp.maximum(sums["tokens"], 1)
+  weight = jnp.where(sums["weight"] > 0, sums["weight"], 1.0)
+  out = {
+    "loss": sums["loss"],
+    "loss/kl": sums["loss_kl"],
+    "entropy": sums["entropy"] / tokens,
+    "ratio/mean": sums["ratio"] / weight,
+    "ratio/max": sums["max_ratio"],
+    "ratio/clip_frac_low": sums["clip_low"] / tokens,
+    "ratio/clip_frac_high": sums["clip_high"] / tokens,
+    "sampler/logprob_gap_mean": sums["gap"] / tokens,
+    "sampler/logprob_gap_max": sums["max_gap"],
+    "tokens/trained": sums["tokens"],
+  }
+  if "kl_k3" in sums:
+    out["kl/ref"] = sums["kl_k3"] / tokens
+    out["kl/ref_k1"] = sums["kl_k1"] / tokens
+  return out
+
+
+def mixed_groups(total: np.ndarray, scored: np.ndarray) -> np.ndarray:
+  """Groups with unequal rewards, [B] bool, as `advantages.informative`."""
+  low = np.where(scored, total, np.inf).min(axis=1)
+  high = np.where(scored, total, -np.inf).max(axis=1)
+  size = np.maximum(np.abs(low), np.abs(high))
+  with np.errstate(invalid="ignore"):
+    return (scored.sum(axis=1) > 1) & (high - low > 1e-6 * size)
+
+
+def reward_metrics(
+  total: np.ndarray,
+  scored: np.ndarray,
+  success: np.ndarray,
+  parts: np.ndarray,
+  part_names: tuple[str, ...],
+  errors: int,
+) -> dict[str, float]:
+  """Rewards and groups of one rollout, on the host.
+
+  Args:
+    total: [B, G].
+    scored: [B, G] bool.
+    success: [B, G].
+    parts: [B, G, C].
+    part_names: C names.
+    errors: rows on which the reward function failed.
+  """
+  rows = np.maximum(scored.sum(), 1)
+  kept = np.where(scored, total, 0.0)
+  mean = kept.sum() / rows
+  std = np.sqrt((np.where(scored, total - mean, 0.0) ** 2).sum() / rows)
+  per_group = np.maximum(scored.sum(axis=1), 1)
+  group_mean = kept.sum(axis=1) / per_group
+  group_std = np.sqrt(
+    (np.where(scored, total - group_mean[:, None], 0.0) ** 2).sum(axis=1)
+    / per_group
+  )
+  mixed = mixed_groups(total, scored)
+  any_scored = scored.any(axis=1)
+  right = np.where(scored, success >= 1, True).all(axis=1) & any_scored
+  wrong = np.where(scored, success <= 0, True).all(axis=1) & any_scored
+  out = {
+    "reward/mean": float(mean),
+    "reward/std": float(std),
+    "reward/group_std": float(group_std.mean()),
+    "success": float(np.where(scored, success, 0.0).sum() / rows),
+    "group/frac_mixed": float(mixed.mean()),
+    "group/frac_zero_std": float(1 - mixed.mean()),
+    "group/frac_all_right": float(right.mean()),
+    "group/frac_all_wrong": float(wrong.mean()),
+    "reward/unscored": float((~scored).sum()),
+    "reward/errors": float(errors),
+  }
+  for i, name in enumerate(part_names):
+    value = np.where(scored, parts[..., i], 0.0).sum() / rows
+    out[f"reward/part/{name}"] = float(value)
+  return out
+
+
+def length_metrics(
+  lengths: np.ndarray, truncated: np.ndarray
+) -> dict[str, float]:
+  """Completion lengths in tokens, on the host: [B, G] and [B, G] bool."""
+  return {
+    "completion/length_mean": float(lengths.mean()),
+    "completion/length_max": float(lengths.max()),
+    "completion/length_min": float(lengths.min()),
+    "completion/truncated_frac": float(truncated.mean()),
+    "tokens/sampled": float(lengths.sum()),
+  }
+
+
+def documented(name: str) -> bool:
+  """Whether TABLE has the name, `*` standing for the rest of it."""
+  return any(
+    name == key or (key.endswith("*") and name.startswith(key[:-1]))
+    for key in TABLE
+  )
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
+  """Fetches a dict of [] arrays to the host in one go."""
+  return {k: float(v) for k, v in metrics.items()}

@@ -1,0 +1,39 @@
+"""Eight CPU devices, rank-promotion errors, and the tiny model all tests use."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+from grpo_jax.models import transformer
+from grpo_jax.models.architecture import Architecture, Model
+
+
+@pytest.fixture(scope="session")
+def arch():
+  """Two layers, grouped heads, an untied head, three padded ids."""
+  return Architecture(
+    vocab=16,
+    real_vocab=13,
+    layers=2,
+    embed=16,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    ffn=24,
+  )
+
+
+@pytest.fixture(scope="session")
+def model(arch):
+  return Model(arch)
+
+
+@pytest.fixture(scope="session")
+def params(arch):
+  return transformer.init(jax.random.key(0), arch)
