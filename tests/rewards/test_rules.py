@@ -99,6 +99,11 @@ def test_number(answer, reference, equal):
   assert rules.number(answer, reference) is equal
 
 
+def test_two_signs_are_no_number():
+  assert rules.parse_number("--5") is rules.parse_number("-$-5") is None
+  assert rules.parse_number("$-5") == rules.parse_number("-$5") == -5
+
+
 def test_normalized():
   assert rules.normalized(' "The  Cat". ', "the cat")
   for a, b in [("5", "-5"), ("5", ".5"), ("28", "28%"), ("5", "5!"), ("", "")]:
