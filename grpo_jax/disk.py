@@ -18,12 +18,14 @@ _MENDS = {
   errno.EEXIST: "a file stands where a directory is needed: move it away",
 }
 
+_NUMBER = re.compile(r"(?:os_error_code='|OS error )(\d+)")  # TensorStore
+
 
 def explain(error: BaseException, action: str, after: str = ""):
   """Turns a disk error that a user can mend into a `UserError`.
 
   Looks through the error's causes, and into the text of errors from C++
-  libraries, which carry the number as "OS error 28".
+  libraries, which carry the number.
 
   Args:
     error: what was raised.
@@ -37,7 +39,7 @@ def explain(error: BaseException, action: str, after: str = ""):
   while seen is not None:
     number = getattr(seen, "errno", None)
     if number is None:
-      found = re.search(r"OS error (\d+)", str(seen))
+      found = _NUMBER.search(str(seen))
       number = int(found.group(1)) if found else None
     if number in _MENDS:
       reason = os.strerror(number).lower()
