@@ -61,6 +61,7 @@ class Checkpoints:
     self._read_only = read_only
     self._pending = None  # the path being written
     self._records = {}
+    self._unreadable = set()
     self._reader = files.open_reader()
     self._writer = None if read_only else files.open_writer()
     if not read_only:
@@ -75,13 +76,8 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """The finished checkpoints, ascending; one being written does not count."""
-    # A writer moved the bad ones away, and may have saved the step anew.
-    bad = {step for step, _ in self._skipped if self._read_only}
-    return [
-      step
-      for step in files.numbered(self._directory)
-      if step not in bad and files.damage(self._path(step)) is None
-    ]
+    numbers = files.numbered(self._directory)
+    return [step for step in numbers if self._is_whole(self._path(step))]
 
   def latest(self) -> int | None:
     """The last finished checkpoint's step, or None."""
@@ -221,12 +217,9 @@ class Checkpoints:
     try:
       return files.restore(self._reader, self._path(step), targets)
     except Damaged as error:
+      # Left where it is: the fault may be one of the machine, not of the files.
       self._skipped.append((step, str(error)))
-      if not self._read_only:
-        with explained(f"could not move {self._path(step)}"):
-          if jax.process_index() == 0:
-            files.set_aside(self._path(step))
-        _barrier("set_aside", self._read_only)
+      self._unreadable.add(self._path(step))
       raise
 
   def restore_latest(self, targets: dict) -> tuple[int, dict, dict] | None:
@@ -291,6 +284,9 @@ class Checkpoints:
   def _path(self, step):
     return self._directory / str(int(step))
 
+  def _is_whole(self, path):
+    return path not in self._unreadable and files.damage(path) is None
+
   def _once(self, name, step):
     if name == self._directory.name or "/" in name or not name:
       raise ValueError(f"save_once cannot use the name {name!r}")
@@ -308,9 +304,11 @@ class Checkpoints:
     with self._failing_save(path):
       path.parent.mkdir(parents=True, exist_ok=True)
       if path.exists():
-        if files.damage(path) is None:
+        if self._is_whole(path):
           return
-        files.set_aside(path)
+        if jax.process_index() == 0:
+          files.set_aside(path)
+        self._unreadable.discard(path)
       files.start_save(self._writer, path, items, record)
       self._pending = path
 
