@@ -6,8 +6,10 @@ answered while XLA works, and each one is announced with its seconds: a
 program that compiles in the middle of a run is a fault one should see.
 """
 
+import concurrent.futures
 import dataclasses
 import os
+import resource
 import time
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +31,7 @@ class Programs:
     guard: lets a signal end the wait for a compilation.
     say: prints a line.
     count: compilations so far.
-    seconds: time spent in them.
+    seconds: wall-clock time spent in them.
   """
 
   mesh: jax.sharding.Mesh
@@ -37,6 +39,18 @@ class Programs:
   say: Say = print
   count: int = 0
   seconds: float = 0.0
+
+  def metrics(self) -> dict[str, float]:
+    """Compilations so far, and peak memory."""
+    stats = self.mesh.local_devices[0].memory_stats() or {}
+    peak = stats.get("peak_bytes_in_use")
+    if peak is None:  # a CPU device does not tell; Linux counts in KiB
+      peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+      "compile/count": float(self.count),
+      "compile/seconds": self.seconds,
+      "memory/peak_gib": peak / 2**30,
+    }
 
   def bind(
     self,
@@ -58,6 +72,29 @@ class Programs:
         and leaves scalars whole.
     """
     return Program(self, name, fn, shapes, donate, out)
+
+  def compile_all(self, jobs: list[tuple["Program", tuple]]) -> None:
+    """Compiles several programs at once, on as many threads as cores.
+
+    Args:
+      jobs: programs and the arguments (arrays or abstract) to compile for.
+    """
+    start = time.perf_counter()
+    todo = [
+      (program, args)
+      for program, args in jobs
+      if _signature(args) not in program.compiled
+    ]
+    workers = min(len(todo), os.cpu_count() or 1)
+    if not workers:
+      return
+
+    def compile_them() -> None:
+      with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda job: job[0].build(job[1]), todo))
+
+    self.guard.run(compile_them)
+    self.seconds += time.perf_counter() - start
 
 
 @dataclasses.dataclass
@@ -81,29 +118,43 @@ class Program:
 
   def compile(self, *args: Any) -> Any:
     """The executable for arguments of these shapes (arrays or abstract)."""
-    leaves, treedef = jax.tree.flatten(args)
-    key = treedef, tuple((x.shape, x.dtype) for x in leaves)
+    key = _signature(args)
     if key not in self.compiled:
-      start = time.perf_counter()
-      self.compiled[key] = self.programs.guard.run(self._compile, args)
-      seconds = time.perf_counter() - start
-      self.programs.count += 1
-      self.programs.seconds += seconds
-      self.programs.say(
-        f"compiled {self.name:<10} {self.shapes:<36} {seconds:6.1f} s"
-      )
+      self.programs.compile_all([(self, args)])
     return self.compiled[key]
 
-  def _compile(self, args: tuple) -> Any:
-    mesh = self.programs.mesh
-    with jax.set_mesh(mesh):
-      abstract = jax.eval_shape(self.fn, *args)
-      if self.out is None:
-        out = sharding.prompts_sharding(mesh, abstract)
-      else:
-        out = self.out(abstract)
+  def abstract(self, *args: Any) -> Any:
+    """What the program returns, as abstract arrays with their shardings."""
+    with jax.set_mesh(self.programs.mesh):
+      shapes = jax.eval_shape(self.fn, *args)
+    return jax.tree.map(
+      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      shapes,
+      self._out(shapes),
+    )
+
+  def _out(self, shapes: Any) -> Any:
+    if self.out is None:
+      return sharding.prompts_sharding(self.programs.mesh, shapes)
+    return self.out(shapes)
+
+  def build(self, args: tuple) -> None:
+    """Compiles for these arguments on the calling thread."""
+    start = time.perf_counter()
+    with jax.set_mesh(self.programs.mesh):
+      out = self._out(jax.eval_shape(self.fn, *args))
       jitted = jax.jit(self.fn, donate_argnums=self.donate, out_shardings=out)
-      return jitted.lower(*args).compile()
+      self.compiled[_signature(args)] = jitted.lower(*args).compile()
+    seconds = time.perf_counter() - start
+    self.programs.count += 1
+    self.programs.say(
+      f"compiled {self.name:<14} {self.shapes:<32} {seconds:5.1f} s"
+    )
+
+
+def _signature(args: tuple) -> Any:
+  leaves, treedef = jax.tree.flatten(args)
+  return treedef, tuple((x.shape, x.dtype) for x in leaves)
 
 
 def use_cache(directory: str) -> None:

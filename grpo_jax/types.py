@@ -9,7 +9,6 @@ t-th generated token. Masks come from lengths, never from token values.
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import struct
 
 Array = jax.Array

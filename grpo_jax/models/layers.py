@@ -30,24 +30,35 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
   return (y * jnp.broadcast_to(scale, y.shape)).astype(x.dtype)
 
 
-def rope(x: Array, positions: Array, theta: float) -> Array:
-  """Rotary position embedding, the two halves of a head rotated together.
+Rotation = tuple[Array, Array]  # cosines and sines, [B, 1, S, 1, E/2]
+
+
+def rotation(positions: Array, head_dim: int, theta: float) -> Rotation:
+  """Cosines and sines of rotary positions, taken once for all layers.
+
+  Args:
+    positions: [B, S], counting real tokens.
+    head_dim: E.
+    theta: base of the frequencies theta^(-2i/E).
+  """
+  half = head_dim // 2
+  frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+  angles = positions.astype(jnp.float32)[..., None] * frequencies[None, None]
+  angles = angles[:, None, :, None]
+  return jnp.cos(angles), jnp.sin(angles)
+
+
+def rope(x: Array, by: Rotation) -> Array:
+  """Rotates queries or keys, a head's two halves together, in float32.
 
   Args:
     x: [B, G, S, heads, E].
-    positions: [B, G, S] or broadcastable to it, counting real tokens.
-    theta: base of the frequencies theta^(-2i/E).
+    by: from `rotation`.
   """
-  half = x.shape[-1] // 2
-  frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angles = positions.astype(jnp.float32)[..., None, None] * jnp.reshape(
-    frequencies, (1,) * (positions.ndim + 1) + (half,)
-  )
-  cos, sin = jnp.cos(angles), jnp.sin(angles)
-  a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-  return jnp.concatenate((a * cos - b * sin, b * cos + a * sin), -1).astype(
-    x.dtype
-  )
+  cos, sin = by
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  out = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
+  return out.astype(x.dtype)
 
 
 def attention(

@@ -18,7 +18,15 @@ import jax.numpy as jnp
 
 from grpo_jax.models import kv
 from grpo_jax.models.architecture import Architecture, Model
-from grpo_jax.models.layers import MASKED, attention, rms_norm, rope, swiglu
+from grpo_jax.models.layers import (
+  MASKED,
+  Rotation,
+  attention,
+  rms_norm,
+  rope,
+  rotation,
+  swiglu,
+)
 from grpo_jax.sharding import shard
 from grpo_jax.types import Array, Params, Prompts
 
@@ -130,7 +138,7 @@ def unstack(params: Params, arch: Architecture) -> Params:
 
 
 def _qkv(
-  w: Params, arch: Architecture, x: Array, positions: Array
+  w: Params, arch: Architecture, x: Array, turn: Rotation
 ) -> tuple[Array, Array, Array]:
   """Queries, keys, values of a stream: [B, G, S, D] -> [B, G, S, heads, E]."""
   y = rms_norm(x, w["attn_norm"], arch.norm_eps)
@@ -140,11 +148,7 @@ def _qkv(
   q = shard(q, "prompts", None, None, "heads", None)
   k = shard(k, "prompts", None, None, "kv_heads", None)
   v = shard(v, "prompts", None, None, "kv_heads", None)
-  return (
-    rope(q, positions, arch.rope_theta),
-    rope(k, positions, arch.rope_theta),
-    v,
-  )
+  return rope(q, turn), rope(k, turn), v
 
 
 def _finish(w: Params, arch: Architecture, x: Array, attended: Array) -> Array:
@@ -155,12 +159,11 @@ def _finish(w: Params, arch: Architecture, x: Array, attended: Array) -> Array:
 
 
 def _prompt_layer(
-  w: Params, arch: Architecture, x: Array, lengths: Array
+  w: Params, arch: Architecture, x: Array, lengths: Array, turn: Rotation
 ) -> tuple[Array, tuple[Array, Array]]:
   """One layer over the prompt stream [B, 1, P', D], left-padded."""
-  p = x.shape[2]
-  q, k, v = _qkv(w, arch, x, prompt_positions(lengths, p)[:, None])
-  attended = attention(q, None, (k, v), own_pad=p - lengths)
+  q, k, v = _qkv(w, arch, x, turn)
+  attended = attention(q, None, (k, v), own_pad=x.shape[2] - lengths)
   return _finish(w, arch, x, attended), (k[:, 0], v[:, 0])
 
 
@@ -170,13 +173,12 @@ def _completion_layer(
   x: Array,
   prompt: tuple[Array, Array],
   lengths: Array,
+  turn: Rotation,
   cache: tuple[Array, Array] | None = None,
   start: Array | int = 0,
 ) -> tuple[Array, tuple[Array, Array] | None]:
   """One layer over a completion stream [B, g, S, D], with or without a past."""
-  offsets = jnp.asarray(start) + jnp.arange(x.shape[2])
-  positions = lengths[:, None, None] + offsets[None, None]
-  q, k, v = _qkv(w, arch, x, positions)
+  q, k, v = _qkv(w, arch, x, turn)
   if cache is not None:
     cache = kv.append(cache, k, v, start)
     k, v = cache
@@ -184,10 +186,19 @@ def _completion_layer(
   return _finish(w, arch, x, attended), cache
 
 
-def prompt_positions(lengths: Array, size: int) -> Array:
-  """Positions of a left-padded stream: [B] real tokens -> [B, size], pads 0."""
+def _prompt_rotation(arch: Architecture, lengths: Array, size: int) -> Rotation:
+  """Of a left-padded stream with `lengths` real tokens; pads sit at 0."""
   columns = jnp.arange(size)[None] - (size - lengths)[:, None]
-  return jnp.maximum(columns, 0)
+  positions = jnp.maximum(columns, 0)
+  return rotation(positions, arch.head_dim, arch.rope_theta)
+
+
+def _completion_rotation(
+  arch: Architecture, lengths: Array, start: Array | int, size: int
+) -> Rotation:
+  """Of own positions start .. start+size-1 after `lengths` prompt tokens."""
+  positions = lengths[:, None] + start + jnp.arange(size)[None]
+  return rotation(positions, arch.head_dim, arch.rope_theta)
 
 
 def _embed(params: Params, ids: Array) -> Array:
@@ -214,9 +225,10 @@ def prefill(
   """
   params = cast(params, model)
   ids, lengths = _streams(prompts)
+  turn = _prompt_rotation(model.arch, lengths, ids.shape[2])
 
   def body(x: Array, w: Params) -> tuple[Array, tuple[Array, Array]]:
-    return _prompt_layer(w, model.arch, x, lengths)
+    return _prompt_layer(w, model.arch, x, lengths, turn)
 
   _, stacked = jax.lax.scan(body, _embed(params, ids), params["layers"])
   return kv.prompt_kv(stacked), {}
@@ -246,11 +258,13 @@ def extend(
   Returns:
     hidden [B, G, S, D] after the final norm, the longer cache, aux.
   """
+  arch, lengths = model.arch, lengths - 1
   x = _embed(params, tokens)
+  turn = _completion_rotation(arch, lengths, start, tokens.shape[2])
   layers = []
   for w, prompt, entry in zip(params["layers"], prompt_kv, cache):
     x, entry = _completion_layer(
-      w, model.arch, x, prompt, lengths - 1, entry, start
+      w, arch, x, prompt, lengths, turn, entry, start
     )
     layers.append(entry)
   x = rms_norm(x, params["final_norm"], model.arch.norm_eps)
@@ -280,12 +294,15 @@ def joint(
   params = cast(params, model)
   arch = model.arch
   ids, lengths = _streams(prompts)
+  turn = _prompt_rotation(arch, lengths, ids.shape[2])
+  turns = [_completion_rotation(arch, lengths, 0, y.shape[2]) for y in slabs]
 
   def body(carry: tuple, w: Params) -> tuple[tuple, None]:
     x, streams = carry
-    x, prompt = _prompt_layer(w, arch, x, lengths)
+    x, prompt = _prompt_layer(w, arch, x, lengths, turn)
     streams = tuple(
-      _completion_layer(w, arch, y, prompt, lengths)[0] for y in streams
+      _completion_layer(w, arch, y, prompt, lengths, by)[0]
+      for y, by in zip(streams, turns)
     )
     return (x, streams), None
 

@@ -80,6 +80,12 @@ def no_demonstration(example: Example, rng: np.random.Generator) -> None:
   return None
 
 
+def answer_itself(example: Example, rng: np.random.Generator) -> str | None:
+  """The reference answer as a demonstration; None where there is none."""
+  del rng
+  return example.answer or None
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
   """A source of prompts with a rule that scores completions.

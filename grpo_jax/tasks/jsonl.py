@@ -14,8 +14,10 @@ from grpo_jax.tasks.base import (
   Example,
   Reward,
   Task,
+  answer_itself,
   check_range,
   check_template,
+  no_demonstration,
   question_id,
   render,
   strings,
@@ -24,9 +26,9 @@ from grpo_jax.tasks.base import (
 
 
 def jsonl(
-  train: str,
-  tuning: str = "",
-  heldout: str = "",
+  train_path: str,
+  tuning_path: str = "",
+  heldout_path: str = "",
   tuning_fraction: float = 0.1,
   heldout_fraction: float = 0.1,
   prompt_field: str = "prompt",
@@ -40,7 +42,8 @@ def jsonl(
 
   The reward is 1 when the extracted answer matches the reference and the
   completion was not truncated, else 0; the part 'answered' is 1 when an answer
-  was found at all.
+  was found at all. With `extract` 'text' the reference answer itself is the
+  demonstration that a warm-up imitates; other rules have none.
 
   A split with a file of its own is that file. A split without one is cut from
   the training file by a hash of each question: a question stays in its split
@@ -49,9 +52,9 @@ def jsonl(
   met on average, not exactly.
 
   Args:
-    train: path of the training file.
-    tuning: path of the tuning file; '' cuts it from the training file.
-    heldout: path of the held-out file; '' cuts it from the training file.
+    train_path: the training file.
+    tuning_path: the tuning file; '' cuts it from the training file.
+    heldout_path: the held-out file; '' cuts it from the training file.
     tuning_fraction: share of the training file's questions cut for tuning.
     heldout_fraction: the same for held-out.
     prompt_field: key of the question, a string.
@@ -89,14 +92,14 @@ def jsonl(
     template=template,
   )
   cut = {
-    "heldout": 0.0 if heldout else heldout_fraction,
-    "tuning": 0.0 if tuning else tuning_fraction,
+    "heldout": 0.0 if heldout_path else heldout_fraction,
+    "tuning": 0.0 if tuning_path else tuning_fraction,
   }
-  splits = _cut(read(train), cut, train)
-  if tuning:
-    splits["tuning"] = read(tuning)
-  if heldout:
-    splits["heldout"] = read(heldout)
+  splits = _cut(read(train_path), cut, train_path)
+  if tuning_path:
+    splits["tuning"] = read(tuning_path)
+  if heldout_path:
+    splits["heldout"] = read(heldout_path)
   return Task(
     name="jsonl",
     splits=splits,
@@ -105,6 +108,7 @@ def jsonl(
     ),
     stop=strings("jsonl", "stop", stop),
     parts=("answered",),
+    demonstration=answer_itself if extract == "text" else no_demonstration,
   )
 
 

@@ -14,8 +14,10 @@ from grpo_jax.tasks.base import (
   Example,
   Reward,
   Task,
+  answer_itself,
   check_range,
   check_template,
+  no_demonstration,
   question_id,
   render,
   strings,
@@ -44,6 +46,9 @@ def reasoning_gym(
   the part 'score': many verifiers pay part marks for a long text that contains
   the answer, so it is no reward. A verifier that raises makes the row
   unscored.
+
+  With `extract` 'text' the generator's own answer is the demonstration that a
+  warm-up imitates.
 
   Some verifiers evaluate the answer as Python. Text that is not plainly an
   answer of their kind scores 0 and never reaches them (`safe_to_verify`).
@@ -95,6 +100,7 @@ def reasoning_gym(
     ),
     stop=strings("reasoning_gym", "stop", stop),
     parts=("score",),
+    demonstration=answer_itself if extract == "text" else no_demonstration,
   )
 
 

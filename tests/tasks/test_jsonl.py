@@ -42,7 +42,7 @@ def test_split_of_one_file_is_fixed_by_content(write):
 
 def test_given_files_are_the_splits(write):
   train, held = write(_rows(50)), write(_rows(5, 50), "held.jsonl")
-  task = jsonl(train, heldout=held, template="Q: {question}\nA:")
+  task = jsonl(train, heldout_path=held, template="Q: {question}\nA:")
   assert _prompts(task, "heldout") == [f"Q: {i}+1\nA:" for i in range(50, 55)]
   assert len(task.split("train")) + len(task.split("tuning")) == 50
 
@@ -50,7 +50,7 @@ def test_given_files_are_the_splits(write):
 def test_overlap_between_files_is_named(write):
   held = write([{"prompt": "7+1 ", "answer": "8"}], "held.jsonl")
   with pytest.raises(UserError, match=r"7\+1.*both.*heldout|heldout.*7\+1"):
-    jsonl(write(_rows(50)), heldout=held)
+    jsonl(write(_rows(50)), heldout_path=held)
 
 
 def test_rewards(write):

@@ -1,0 +1,138 @@
+"""Every configuration key, declared once. Experiments change a few of them.
+
+A config file is `base.get_config()` and the lines that differ. Keys of named
+constructors (task, algorithm, optimizer) are typed placeholders: unset means
+the constructor's own default, and a key it does not have is refused.
+"""
+
+from ml_collections import config_dict
+
+unset = config_dict.placeholder
+
+
+def get_config() -> config_dict.ConfigDict:
+  """The defaults. Locked: a misspelt key is an error."""
+  c = config_dict.ConfigDict()
+  c.seed = 0  # of initialisation, data order and sampling
+  c.steps = 100  # steps of reinforcement learning, after the warm-up
+  c.init_from = ""  # RUN@STEP: parameters of another run; then no warm-up
+  c.platform = (
+    ""  # cpu, gpu or tpu is asserted at start; '' takes what is there
+  )
+  c.compile_cache = "~/.cache/grpo_jax"  # compiled programs on disk; '' none
+  c.tokenizer = "byte"
+
+  c.mesh = config_dict.ConfigDict()
+  c.mesh.data = -1  # replicas; -1 takes the devices that the others leave
+  c.mesh.fsdp = 1  # ways the parameters are split, gathered where used
+  c.mesh.tensor = 1  # ways heads, feed-forward and vocabulary are split
+  c.mesh.replicate_kv = False  # keep kv heads whole where tensor is larger
+
+  c.task = config_dict.ConfigDict()
+  c.task.name = "words"
+  c.task.kind = unset(str)  # words: reverse or sort
+  c.task.min_letters = unset(int)
+  c.task.max_letters = unset(int)
+  c.task.teacher_accuracy = unset(float)  # of demonstrations
+  c.task.dataset = unset(str)  # reasoning_gym: its data set's name
+  c.task.options = unset(str)  # its options, a JSON object
+  c.task.size = unset(int)  # training questions to generate
+  c.task.success_from = unset(float)  # verifier's score that is a success
+  c.task.train_path = unset(str)  # jsonl: the files
+  c.task.tuning_path = unset(str)
+  c.task.heldout_path = unset(str)
+  c.task.tuning_fraction = unset(float)  # where only a training file is given
+  c.task.heldout_fraction = unset(float)
+  c.task.prompt_field = unset(str)
+  c.task.answer_field = unset(str)
+  c.task.match = unset(str)  # exact, normalized or number
+  c.task.tuning = unset(int)  # questions to choose settings by
+  c.task.heldout = unset(int)  # questions to report on
+  c.task.template = unset(str)  # with {question}; examples are part of it
+  c.task.extract = unset(str)  # how the answer is read from a completion
+  c.task.stop = unset(str)  # a one-token string that ends a completion
+
+  c.data = config_dict.ConfigDict()
+  c.data.max_prompt_tokens = 0  # longer prompts are refused; 0: as they come
+
+  c.model = config_dict.ConfigDict()
+  c.model.layers = 2
+  c.model.embed = 64
+  c.model.heads = 4
+  c.model.kv_heads = 4
+  c.model.head_dim = 16
+  c.model.ffn = 128
+  c.model.tied = False  # the output head is the input table
+  c.model.rope_theta = 10_000.0
+  c.model.norm_eps = 1e-5
+  c.model.dtype = "float32"  # of matrix products: float32 or bfloat16
+  c.model.remat = False  # recompute layers in the backward pass
+  c.model.logit_elements = 2**24  # most logits in memory at once
+
+  c.batch = config_dict.ConfigDict()
+  c.batch.prompts_per_step = 16  # the rollout batch, in prompts
+  c.batch.prompts_per_update = 0  # a mini-batch: one optimizer step; 0: all
+  c.batch.micro_batch_prompts = 0  # one gradient computation; 0: a mini-batch
+  c.batch.epochs = 1  # passes over a rollout
+  c.batch.slabs = 1  # parts a group is cut into by length, in the update
+  c.batch.slab_lengths = 1  # lengths a part may have; all are compiled first
+
+  c.sampling = config_dict.ConfigDict()
+  c.sampling.group_size = 8  # G, completions per prompt
+  c.sampling.max_tokens = 16  # T, the stop token included
+  c.sampling.temperature = 1.0
+  c.sampling.top_k = 0  # 0 keeps all
+  c.sampling.top_p = 1.0
+  c.sampling.min_p = 0.0
+  c.sampling.max_support = 128  # ids kept at most under top_p or min_p
+  c.sampling.early_exit = True  # stop when all rows have; False: T steps
+
+  c.algorithm = config_dict.ConfigDict()
+  c.algorithm.name = "grpo_sequence"
+  c.algorithm.beta = unset(float)  # coefficient of the KL to the reference
+  c.algorithm.clip_low = unset(float)
+  c.algorithm.clip_high = unset(float)
+  c.algorithm.ddof = unset(int)  # of the group's standard deviation
+  c.algorithm.epsilon = unset(float)  # added to it
+
+  c.optimizer = config_dict.ConfigDict()
+  c.optimizer.name = "adamw"
+  c.optimizer.learning_rate = 1e-3
+  c.optimizer.warmup_steps = 5  # steps of linear rise
+  c.optimizer.decay = "linear"  # constant, linear or cosine
+  c.optimizer.final_fraction = 0.1  # of the learning rate, in the last step
+  c.optimizer.b1 = unset(float)
+  c.optimizer.b2 = unset(float)
+  c.optimizer.eps = unset(float)
+  c.optimizer.weight_decay = unset(float)
+  c.optimizer.clip_norm = unset(float)  # largest gradient norm; 0: no clip
+  c.optimizer.momentum = unset(float)
+
+  c.warmup = config_dict.ConfigDict()
+  c.warmup.steps = 0  # steps of imitation before reinforcement learning
+  c.warmup.prompts_per_step = 128
+  c.warmup.learning_rate = 1e-3
+  c.warmup.warmup_steps = 20
+  c.warmup.decay = "cosine"
+  c.warmup.final_fraction = 0.1
+
+  c.eval = config_dict.ConfigDict()
+  c.eval.every = 20  # steps; at the first and last step too; 0: never
+  c.eval.split = "heldout"  # or tuning, to choose settings by
+  c.eval.prompts = 256
+  c.eval.samples = 1  # completions per prompt of eval/sampled
+  c.eval.prompts_per_batch = 0  # 0: as many as batch.prompts_per_step
+  c.eval.temperature = 1.0
+  c.eval.top_k = 0
+  c.eval.top_p = 1.0
+  c.eval.max_tokens = 0  # 0: as in sampling
+
+  c.checkpoint = config_dict.ConfigDict()
+  c.checkpoint.every = 20  # steps; the end of a phase and of the run too
+  c.checkpoint.keep_last = 2  # beside the best and the end of the warm-up
+
+  c.log = config_dict.ConfigDict()
+  c.log.every = 10  # steps between lines where there is no terminal
+  c.log.rollouts = True  # keep every rollout, text and numbers
+  c.log.tensorboard = True
+  return c.lock()

@@ -1,0 +1,335 @@
+"""From records to compiled programs: what a process needs to run steps.
+
+Everything that touches a device is bound here once. The programs close over
+records only; arrays are their arguments.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_jax import data, grpo, sharding
+from grpo_jax.compile import Program, Programs
+from grpo_jax.config import Experiment
+from grpo_jax.errors import UserError
+from grpo_jax.logprobs import Slabs
+from grpo_jax.models import transformer
+from grpo_jax.optimizer import Optimizer
+from grpo_jax.sampling import Sampling, stream_key
+from grpo_jax.types import (
+  Array,
+  Params,
+  Prompts,
+  Rewards,
+  Rollout,
+  Scores,
+  TrainState,
+  length_mask,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Built:
+  """The programs of one experiment on one mesh.
+
+  Attributes:
+    experiment: the records they were made from.
+    programs: counts and announces compilations; holds mesh and guard.
+    shapes: (state before the update of each phase): 'warmup' and 'rl', the
+      abstract train states with their shardings.
+    init: key -> parameters, born sharded.
+    begin: {phase: params, key, step -> state} with a fresh optimizer.
+    imitate: state, prompts, ids, lengths -> state, metrics.
+    sample: params, prompts, key, step -> rollout.
+    score: {slabs: params, rollout -> log-probs}.
+    advantage: rewards, rollout, scores -> batch.
+    minibatch: batch, index -> batch.
+    update: {slabs: state, batch, ends_step -> state, metrics}.
+    evaluators: {'sampled' | 'greedy': params, prompts, key -> rollout}.
+  """
+
+  experiment: Experiment
+  programs: Programs
+  shapes: dict[str, TrainState]
+  init: Program
+  begin: dict[str, Program]
+  imitate: Program
+  sample: Program
+  score: dict[Slabs, Program]
+  advantage: Program
+  minibatch: Program
+  update: dict[Slabs, Program]
+  evaluators: dict[str, Program]
+
+  @property
+  def mesh(self) -> jax.sharding.Mesh:
+    """The mesh of every program."""
+    return self.programs.mesh
+
+  def to_device(self, tree: Any) -> Any:
+    """Host arrays of a batch, split by prompts over the mesh."""
+    return sharding.to_device(tree, self.mesh)
+
+  def prompts(self, examples: list, ordinals: np.ndarray) -> Prompts:
+    """Encodes examples and puts them on the mesh."""
+    e = self.experiment
+    arrays = data.encode_prompts(
+      examples, ordinals, e.tokenizer, e.prompt_width
+    )
+    return self.to_device(Prompts(**arrays))
+
+  def params_target(self) -> Params:
+    """Abstract trainable parameters with their shardings, for a restore."""
+    return self.shapes["rl"].trainable
+
+  def replicated(self) -> jax.sharding.NamedSharding:
+    """The sharding of what every device holds."""
+    return jax.sharding.NamedSharding(self.mesh, jax.P())
+
+  def put_scalar(self, value: int) -> Array:
+    """An int32 that every device holds."""
+    return self.to_device(np.int32(value))
+
+
+def check_mesh(e: Experiment, mesh: jax.sharding.Mesh) -> None:
+  """Refuses a mesh that does not divide the batches or the model.
+
+  Raises:
+    UserError: the first that does not, with both numbers.
+  """
+  sizes = dict(mesh.shape)
+  ways = sizes["data"] * sizes["fsdp"]
+  b = e.batching
+  counts = {
+    "batch.prompts_per_step": b.prompts_per_step,
+    "batch.prompts_per_update": b.prompts_per_update,
+    "batch.micro_batch_prompts": b.micro_batch_prompts,
+  }
+  if e.warmup_steps:
+    counts["warmup.prompts_per_step"] = e.warmup_prompts
+  if e.evaluation.every:
+    counts["eval.prompts_per_batch"] = e.evaluation.prompts_per_batch
+  for key, count in counts.items():
+    if count % ways:
+      raise UserError(
+        f"{key} {count} is not divisible by the {ways} ways that prompts are"
+        f" split (data {sizes['data']} x fsdp {sizes['fsdp']})"
+      )
+  arch, tensor = e.model.arch, sizes["tensor"]
+  for key in ("heads", "ffn"):
+    if getattr(arch, key) % tensor:
+      raise UserError(
+        f"model.{key} {getattr(arch, key)} is not divisible by mesh.tensor"
+        f" {tensor}"
+      )
+  if arch.embed % sizes["fsdp"]:
+    raise UserError(
+      f"model.embed {arch.embed} is not divisible by mesh.fsdp {sizes['fsdp']}"
+    )
+  if arch.vocab % (tensor * sizes["fsdp"]):
+    raise UserError(
+      f"the {arch.vocab} rows of the vocabulary are not divisible by"
+      f" mesh.tensor {tensor} x mesh.fsdp {sizes['fsdp']}"
+    )
+  if arch.kv_heads % tensor and not e.config["mesh"]["replicate_kv"]:
+    raise UserError(
+      f"model.kv_heads {arch.kv_heads} is not divisible by mesh.tensor"
+      f" {tensor}; set mesh.replicate_kv to keep them whole on each device"
+    )
+
+
+def build(e: Experiment, programs: Programs) -> Built:
+  """Binds every program; compiles nothing yet."""
+  mesh, model = programs.mesh, e.model
+  weight_axes = transformer.axes(model.arch)
+
+  def shardings(abstract: Any) -> Any:
+    return sharding.state_sharding(mesh, abstract, weight_axes)
+
+  def first(abstract: tuple) -> tuple:
+    return shardings(abstract[0]), shardings(abstract[1])
+
+  def begin(optimizer: Optimizer, reference: bool) -> Any:
+    def fn(params: Params, key: Array, step: Array) -> TrainState:
+      return TrainState(
+        trainable=params,
+        frozen={},
+        # A copy: were it the policy's own buffers, the donated update would
+        # overwrite the reference.
+        ref=jax.tree.map(jnp.copy, params) if reference else None,
+        opt=optimizer.transform.init(params),
+        critic=None,
+        controllers={},
+        step=step,
+        key=key,
+      )
+
+    return fn
+
+  def init(key: Array) -> Params:
+    return transformer.init(stream_key(key, 0, "init"), model.arch)
+
+  begins = {
+    "warmup": begin(e.warmup_optimizer, False),
+    "rl": begin(e.optimizer, e.algorithm.kl is not None),
+  }
+  key, step = jax.eval_shape(lambda: (jax.random.key(0), jnp.int32(0)))
+  abstract_params = jax.eval_shape(init, key)
+  shapes = {}
+  for phase, fn in begins.items():
+    abstract = jax.eval_shape(fn, abstract_params, key, step)
+    shapes[phase] = jax.tree.map(
+      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+      abstract,
+      shardings(abstract),
+    )
+  b, s = e.batching, e.sampling
+  size = f"B={b.prompts_per_step} G={s.group_size} P={e.prompt_width}"
+  size += f" T={s.max_tokens}"
+  return Built(
+    experiment=e,
+    programs=programs,
+    shapes=shapes,
+    init=programs.bind("init", init, out=shardings),
+    begin={
+      phase: programs.bind("optimizer", fn, shapes=phase, out=shardings)
+      for phase, fn in begins.items()
+    },
+    imitate=programs.bind(
+      "imitate",
+      _imitate(e),
+      shapes=f"B={e.warmup_prompts} P={e.prompt_width} T={s.max_tokens}",
+      donate=(0,),
+      out=first,
+    ),
+    sample=programs.bind("sample", _sample(e, s, "sample"), shapes=size),
+    score={
+      plan: programs.bind(
+        "score", _score(e, plan), shapes=f"{size} {_words(plan)}"
+      )
+      for plan in b.slabs
+    },
+    advantage=programs.bind("advantage", _advantage(e), shapes=size),
+    minibatch=programs.bind("minibatch", _minibatch(e), shapes=size),
+    update={
+      plan: programs.bind(
+        "update",
+        _update(e, plan),
+        shapes=f"{size} {_words(plan)}",
+        donate=(0,),
+        out=first,
+      )
+      for plan in b.slabs
+    },
+    evaluators={
+      name: programs.bind(
+        f"eval {name}",
+        _sample(e, how, "eval"),
+        shapes=f"B={e.evaluation.prompts_per_batch} G={how.group_size}"
+        f" P={e.prompt_width} T={how.max_tokens}",
+      )
+      for name, how in (
+        ("sampled", e.evaluation.sampled),
+        ("greedy", e.evaluation.greedy),
+      )
+    },
+  )
+
+
+def _words(plan: Slabs) -> str:
+  return "+".join(f"{rows}x{tokens}" for rows, tokens in plan)
+
+
+def _sample(e: Experiment, how: Sampling, stream: str) -> Any:
+  def fn(params: Params, prompts: Prompts, key: Array, step: Array) -> Rollout:
+    return grpo.sample(
+      params,
+      prompts,
+      stream_key(key, step, stream),
+      model=e.model,
+      sampling=how,
+      policy_step=step,
+    )
+
+  return fn
+
+
+def _score(e: Experiment, plan: Slabs) -> Any:
+  def fn(params: Params, rollout: Rollout) -> Array:
+    scores = grpo.score(params, rollout, model=e.model, slabs=plan)
+    return scores.logprobs
+
+  return fn
+
+
+def _advantage(e: Experiment) -> Any:
+  def fn(rewards: Rewards, rollout: Rollout, scores: Scores) -> grpo.Batch:
+    return grpo.advantage(rewards, rollout, scores, algorithm=e.algorithm)
+
+  return fn
+
+
+def _minibatch(e: Experiment) -> Any:
+  def fn(batch: grpo.Batch, index: Array) -> grpo.Batch:
+    return grpo.minibatch(
+      batch, index, parts=e.batching.minibatches, algorithm=e.algorithm
+    )
+
+  return fn
+
+
+def _update(e: Experiment, plan: Slabs) -> Any:
+  def fn(
+    state: TrainState, batch: grpo.Batch, ends_step: Array
+  ) -> tuple[TrainState, grpo.Metrics]:
+    return grpo.update(
+      state,
+      batch,
+      ends_step,
+      model=e.model,
+      algorithm=e.algorithm,
+      optimizer=e.optimizer,
+      micro_batches=e.batching.micro_batches,
+      slabs=plan,
+    )
+
+  return fn
+
+
+def _imitate(e: Experiment) -> Any:
+  """Warm-up: the same update, on given completions, as groups of one."""
+
+  def fn(
+    state: TrainState, prompts: Prompts, ids: Array, lengths: Array
+  ) -> tuple[TrainState, grpo.Metrics]:
+    zeros = jnp.zeros(ids.shape, jnp.float32)
+    rollout = Rollout(
+      prompts=prompts,
+      ids=ids,
+      lengths=lengths,
+      truncated=jnp.zeros(lengths.shape, bool),
+      mask=length_mask(lengths, ids.shape[-1]),
+      sampler_logprobs=zeros,
+      support=None,
+      temperature=jnp.float32(1),
+      policy_step=state.step,
+    )
+    one = jnp.ones(lengths.shape, jnp.float32)
+    rewards = Rewards(
+      total=one, scored=one > 0, metric=one, parts=one[..., None][..., :0]
+    )
+    batch = grpo.advantage(
+      rewards, rollout, Scores(), algorithm=e.warmup_algorithm
+    )
+    return grpo.update(
+      state,
+      batch,
+      model=e.model,
+      algorithm=e.warmup_algorithm,
+      optimizer=e.warmup_optimizer,
+    )
+
+  return fn

@@ -1,0 +1,256 @@
+"""Evaluation on held-out prompts, in the loop and as a command.
+
+    python -m grpo_jax.evaluate --workdir=runs/quickstart --samples=8
+
+prints one JSON object: success with its standard error, unbiased pass@k,
+completion length and truncation, sampled and greedy.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+
+from grpo_jax import ahead, build, cli, config, sharding, steps
+from grpo_jax.build import Built
+from grpo_jax.compile import Programs, use_cache
+from grpo_jax.console import Console
+from grpo_jax.errors import UserError
+from grpo_jax.preemption import Guard, Preempted, leave
+from grpo_jax.rewards.runner import score_batch
+from grpo_jax.tasks.base import Example
+from grpo_jax.types import Array, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """Completions of N prompts, n each.
+
+  Attributes:
+    success: [N, n], 0 where not scored: an answer nobody could score is no
+      success, and the count is reported beside it.
+    scored: [N, n] bool.
+    lengths: [N, n] tokens.
+    truncated: [N, n] bool.
+  """
+
+  success: np.ndarray
+  scored: np.ndarray
+  lengths: np.ndarray
+  truncated: np.ndarray
+
+  @property
+  def mean(self) -> float:
+    """Mean success over all completions."""
+    return float(self.success.mean())
+
+  @property
+  def stderr(self) -> float:
+    """Standard error of the mean, clustered by prompt (samples share one)."""
+    per_prompt = self.success.mean(axis=1)
+    if len(per_prompt) < 2:
+      return float("nan")
+    return float(per_prompt.std(ddof=1) / math.sqrt(len(per_prompt)))
+
+
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+  """1 - C(n-c, k)/C(n, k): unbiased for the chance that one of k succeeds.
+
+  Args:
+    samples: n, at least k.
+    correct: c of them succeeded.
+    k: draws.
+  """
+  if samples - correct < k:
+    return 1.0
+  terms = np.arange(samples - correct + 1, samples + 1)
+  return float(1.0 - np.prod(1.0 - k / terms))
+
+
+def evaluate(
+  built: Built, params: Params, key: Array, how: str, examples: list[Example]
+) -> Outcome:
+  """Samples and scores every example once per sample.
+
+  The key does not depend on the step, so two evaluations of a run draw the
+  same uniform numbers and their difference is a paired one.
+
+  Args:
+    built: the programs.
+    params: the policy.
+    key: the run's root key.
+    how: 'sampled' or 'greedy'.
+    examples: N examples; the last batch is filled with repeats, which are
+      dropped.
+  """
+  e = built.experiment
+  size = e.evaluation.prompts_per_batch
+  zero = built.put_scalar(0)
+  rows = []
+  for start in range(0, len(examples), size):
+    part = list(examples[start : start + size])
+    real = len(part)
+    part += [part[-1]] * (size - real)
+    ordinals = np.arange(start, start + size, dtype=np.int32)
+    prompts = built.prompts(part, ordinals)
+    rollout = built.evaluators[how](params, prompts, key, zero)
+    host = steps.fetch(built, rollout, part, ordinals)
+    scores = score_batch(
+      e.task,
+      part[:real],
+      host.completions[:real],
+      poll=built.programs.guard.check,
+    )
+    rows.append(
+      (
+        scores.success,
+        scores.scored,
+        host.lengths[:real],
+        host.truncated[:real],
+      )
+    )
+  return Outcome(*(np.concatenate(column) for column in zip(*rows)))
+
+
+def eval_metrics(sampled: Outcome, greedy: Outcome) -> dict[str, float]:
+  """The names under which an evaluation is logged."""
+  return {
+    "eval/sampled": sampled.mean,
+    "eval/sampled_stderr": sampled.stderr,
+    "eval/greedy": greedy.mean,
+    "eval/greedy_stderr": greedy.stderr,
+    "eval/length": float(sampled.lengths.mean()),
+    "eval/truncated_frac": float(sampled.truncated.mean()),
+  }
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+  """What the command prints of one way of sampling."""
+  n = outcome.success.shape[1]
+  correct = (outcome.success >= 1).sum(axis=1)
+  ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= n]
+  return {
+    "mean": outcome.mean,
+    "stderr": outcome.stderr,
+    "pass_at_k": {
+      str(k): float(np.mean([pass_at_k(n, int(c), k) for c in correct]))
+      for k in ks
+    },
+    "prompts": outcome.success.shape[0],
+    "samples": n,
+    "unscored": int((~outcome.scored).sum()),
+    "length_mean": float(outcome.lengths.mean()),
+    "truncated_frac": float(outcome.truncated.mean()),
+  }
+
+
+def define_flags() -> None:
+  """The command's flags."""
+  flags.DEFINE_string("workdir", None, "the run, RUN@STEP or RUN@best")
+  flags.DEFINE_string("split", "heldout", "train, tuning or heldout")
+  flags.DEFINE_integer(
+    "prompts", 0, "prompts to evaluate; 0: all of the split", lower_bound=0
+  )
+  flags.DEFINE_integer("samples", 1, "per prompt", lower_bound=1)
+  flags.DEFINE_float(
+    "temperature", 1.0, "of the sampled completions", lower_bound=0.0
+  )
+
+
+def stored_config(run: str) -> dict[str, Any]:
+  """The configuration a run was started with.
+
+  Raises:
+    UserError: there is no run.
+  """
+  path = pathlib.Path(run) / "config.json"
+  try:
+    return json.loads(path.read_text())["config"]
+  except FileNotFoundError as error:
+    raise UserError(f"no run at {run}: {path} is missing") from error
+  except (OSError, ValueError, KeyError) as error:
+    raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def open_policy(
+  run: str, changes: dict[str, Any], guard: Guard
+) -> tuple[Built, Params, Array, dict[str, Any]]:
+  """Builds a stored run's programs and restores its parameters.
+
+  Args:
+    run: RUN, RUN@STEP or RUN@best.
+    changes: dotted keys to change in its configuration.
+    guard: for waits.
+
+  Returns:
+    programs, parameters, the run's root key, and where they came from.
+  """
+  from grpo_jax.checkpoint import parse_run
+  from grpo_jax.session import load_parameters
+
+  c = stored_config(parse_run(run)[0])
+  for dotted, value in changes.items():
+    *groups, name = dotted.split(".")
+    group = c
+    for part in groups:
+      group = group[part]
+    group[name] = value
+  e = config.resolve_plain(c)
+  use_cache(c["compile_cache"])
+  mesh = sharding.make_mesh(-1, 1, 1)
+  programs = Programs(mesh, guard, Console(file=sys.stderr).say)
+  built = build.build(e, programs)
+  build.check_mesh(e, mesh)
+  params, lineage = load_parameters(built, run)
+  key = jax.device_put(jax.random.key(c["seed"]), built.replicated())
+  return built, params, key, lineage
+
+
+def main(_: Any) -> int:
+  """The command."""
+  f = flags.FLAGS
+  if not f.workdir:
+    raise UserError("--workdir=RUN is missing: RUN, RUN@STEP or RUN@best")
+  with Guard() as guard:
+    changes = {
+      "eval.every": 1,
+      "eval.split": f.split,
+      "eval.samples": f.samples,
+      "eval.temperature": f.temperature,
+      "eval.prompts": 1,
+    }
+    built, params, key, lineage = open_policy(f.workdir, changes, guard)
+    examples = list(built.experiment.task.split(f.split))
+    if f.prompts > len(examples):
+      raise UserError(
+        f"--prompts {f.prompts} is more than the {len(examples)} examples of"
+        f" the {f.split} split"
+      )
+    examples = examples[: f.prompts or len(examples)]
+    try:
+      built.programs.compile_all(ahead.eval_programs(built))
+      out = {
+        "run": lineage["run"],
+        "step": lineage["step"],
+        "task": built.experiment.task.name,
+        "split": f.split,
+        "temperature": f.temperature,
+        **{
+          how: summary(evaluate(built, params, key, how, examples))
+          for how in ("sampled", "greedy")
+        },
+      }
+    except Preempted:
+      leave(cli.PREEMPTED)
+    print(json.dumps(out, indent=2))
+  return cli.OK
+
+
+if __name__ == "__main__":
+  cli.run(main, define_flags)

@@ -1,0 +1,72 @@
+"""What a run will do, in words and numbers, before it does it."""
+
+import jax
+
+from grpo_jax import __version__
+from grpo_jax.config import Experiment
+from grpo_jax.console import Console
+from grpo_jax.models import transformer
+
+
+def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
+  """The resolved run as (what, how) rows."""
+  b, s, arch = e.batching, e.sampling, e.model.arch
+  rows = b.prompts_per_step * s.group_size
+  params = transformer.parameter_count(arch)
+  copies = 3 + (e.algorithm.kl is not None)  # policy, two moments, reference
+  phases = f"{e.config['steps']} of {e.algorithm.name}"
+  if e.warmup_steps:
+    phases = f"{e.warmup_steps} of imitation, then {phases}"
+  if e.config["init_from"]:
+    phases += f", from {e.config['init_from']} (no warm-up)"
+  kl = "none" if e.algorithm.kl is None else f"β = {e.algorithm.kl.coefficient}"
+  splits = ", ".join(f"{len(v):,} {k}" for k, v in e.task.splits.items())
+  axes = " x ".join(f"{k} {n}" for k, n in mesh.shape.items())
+  how = f"temperature {s.temperature}"
+  for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):
+    if getattr(s, name) != off:
+      how += f", {name} {getattr(s, name)}"
+  return [
+    ("grpo_jax", f"{__version__}, jax {jax.__version__}"),
+    (
+      "devices",
+      f"{jax.device_count()} {jax.devices()[0].device_kind}: {axes}",
+    ),
+    (
+      "model",
+      f"{params:,} parameters, {arch.layers} layers of {arch.embed};"
+      f" {e.model.dtype} products, float32 weights;"
+      f" {copies * params * 4 / 2**20:,.1f} MiB of weights and moments",
+    ),
+    ("task", f"{e.task.name}: {splits}"),
+    ("steps", phases),
+    ("reference", f"KL {kl}"),
+    (
+      "rollout batch",
+      f"{b.prompts_per_step} prompts x {s.group_size} = {rows} completions,"
+      f" at most {rows * s.max_tokens:,} tokens a step; {how}",
+    ),
+    (
+      "mini-batch",
+      f"{b.prompts_per_update} prompts an optimizer step;"
+      f" {b.updates_per_step} a rollout ({b.minibatches} mini-batches x"
+      f" {b.epochs} epochs)",
+    ),
+    (
+      "micro-batch",
+      f"{b.micro_batch_prompts} prompts a gradient; {b.micro_batches} an"
+      " optimizer step",
+    ),
+    (
+      "shapes",
+      f"P = {e.prompt_width}, T = {s.max_tokens}; {len(b.slabs)} slab"
+      f" plan{'s' if len(b.slabs) > 1 else ''}",
+    ),
+  ]
+
+
+def print_plan(
+  console: Console, e: Experiment, mesh: jax.sharding.Mesh
+) -> None:
+  """Prints the plan as a table."""
+  console.table("This run", ("", ""), plan(e, mesh))

@@ -1,0 +1,267 @@
+"""A run's state between steps: opened, restored, saved.
+
+A safe point is the end of a step. What a checkpoint holds is what the next
+step reads: parameters, optimizer state, and host numbers. The reference policy
+is stored once; keys, data order and demonstrations are functions of the seed
+and the step.
+"""
+
+import dataclasses
+import fcntl
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax import __version__, config
+from grpo_jax.build import Built
+from grpo_jax.checkpoint import (
+  DIRECTORY,
+  Checkpoints,
+  Damaged,
+  open_run,
+  parse_run,
+)
+from grpo_jax.console import Console
+from grpo_jax.errors import UserError
+from grpo_jax.records import Records, read_metrics, save_json
+from grpo_jax.types import Params, TrainState
+
+REFERENCE = "reference"  # within a workdir; the reference policy, stored once
+
+
+@dataclasses.dataclass
+class Totals:
+  """Host counters since the start of the run, checkpointed."""
+
+  tokens: int = 0  # completion tokens sampled
+  samples: int = 0  # completions sampled
+  nonfinite: int = 0  # updates skipped for a loss that is not finite
+  nonfinite_in_a_row: int = 0
+  dead: int = 0  # updates skipped because no group carried a signal
+  without_mixed: int = 0  # steps in a row without a group of unequal rewards
+
+
+@dataclasses.dataclass
+class Session:
+  """Everything a loop reads and writes.
+
+  Attributes:
+    state: of the last finished step.
+    phase: whose optimizer `state` holds, 'warmup' or 'rl'.
+    step: finished steps, the host's copy of `state.step`.
+  """
+
+  built: Built
+  workdir: pathlib.Path
+  console: Console
+  records: Records
+  checkpoints: Checkpoints
+  state: TrainState
+  phase: str
+  step: int
+  totals: Totals
+  lineage: dict[str, Any] | None  # where the first parameters came from
+  lock: int  # file descriptor of the workdir's lock
+  reward_error_shown: bool = False
+
+  def save(self, score: float | None = None) -> None:
+    """Saves the last safe point; a step that is saved already is left alone.
+
+    Metrics up to this step are on disk before the checkpoint commits.
+    """
+    self.records.sync()
+    e = self.built.experiment
+    host = {
+      "config": e.config,
+      "phase": self.phase,
+      "totals": dataclasses.asdict(self.totals),
+      "lineage": self.lineage,
+      "version": __version__,
+    }
+    items = {"trainable": self.state.trainable, "opt": self.state.opt}
+    keep = self.step == e.warmup_steps
+    self.checkpoints.save(self.step, items, host, score=score, keep=keep)
+
+  def begin_rl(self) -> None:
+    """The policy as it is becomes the reference; the optimizer starts anew."""
+    built = self.built
+    self.state = built.begin["rl"](
+      self.state.trainable, self.state.key, self.state.step
+    )
+    self.phase = "rl"
+    self.save_reference()
+
+  def save_reference(self) -> None:
+    """Stores the reference policy once, where the algorithm has one."""
+    if self.state.ref is not None:
+      self.checkpoints.save_once(
+        REFERENCE, self.built.experiment.warmup_steps, self.state.ref
+      )
+
+  def evaluated(self) -> bool:
+    """Whether metrics.jsonl has an evaluation of this step already."""
+    return any(
+      line["step"] == self.step and "eval/sampled" in line
+      for line in read_metrics(self.workdir)
+    )
+
+  def close(self) -> None:
+    """Waits for the save in flight; raises its error."""
+    self.checkpoints.close()
+    self.records.close()
+    os.close(self.lock)
+
+
+def phase_of(step: int, warmup_steps: int) -> str:
+  """Whose optimizer a checkpoint of `step` holds.
+
+  The last step of the warm-up is saved before the next phase begins.
+  """
+  return "warmup" if warmup_steps and step <= warmup_steps else "rl"
+
+
+def open_session(built: Built, workdir: str, console: Console) -> Session:
+  """Opens a workdir: a new run, or one to be continued.
+
+  Raises:
+    UserError: the workdir cannot be used, another process uses it, its run has
+      another configuration, or `init_from` names no checkpoint.
+  """
+  e = built.experiment
+  path = pathlib.Path(workdir)
+  records = Records(path, tensorboard=e.config["log"]["tensorboard"])
+  lock = _lock(path)
+  checkpoints = Checkpoints(
+    path / DIRECTORY, keep_last=e.config["checkpoint"]["keep_last"]
+  )
+  for step, why in checkpoints.skipped():
+    console.say(f"skipped checkpoint {step}: {why}")
+  found = _restore(built, checkpoints)
+  key = jax.device_put(jax.random.key(e.config["seed"]), built.replicated())
+  totals, lineage = Totals(), None
+  if found is None:
+    step, phase = 0, "warmup" if e.warmup_steps else "rl"
+    # A reference left by a run that never reached a checkpoint is not ours.
+    shutil.rmtree(path / REFERENCE, ignore_errors=True)
+    if e.config["init_from"]:
+      params, lineage = load_parameters(built, e.config["init_from"])
+    else:
+      params = built.init(key)
+    state = built.begin[phase](params, key, built.put_scalar(0))
+  else:
+    step, host, trees, ref = found
+    phase = host["phase"]
+    totals, lineage = Totals(**host["totals"]), host["lineage"]
+    state = TrainState(
+      trainable=trees["trainable"],
+      frozen={},
+      ref=ref,
+      opt=trees["opt"],
+      critic=None,
+      controllers={},
+      step=built.put_scalar(step),
+      key=key,
+    )
+  records.restore(step if found else -1)
+  stored = {"config": e.config, "lineage": lineage, "version": __version__}
+  save_json(path / "config.json", stored)
+  session = Session(
+    built,
+    path,
+    console,
+    records,
+    checkpoints,
+    state,
+    phase,
+    step,
+    totals,
+    lineage,
+    lock,
+  )
+  if phase == "rl":
+    session.save_reference()
+  return session
+
+
+def _restore(built: Built, checkpoints: Checkpoints) -> tuple | None:
+  """The newest usable checkpoint: step, host values, trees, reference."""
+  e = built.experiment
+  while (step := checkpoints.latest()) is not None:
+    host = checkpoints.host(step)
+    changed = config.differences(host["config"], e.config)
+    if changed:
+      raise UserError(
+        f"this workdir's run has another configuration ({'; '.join(changed)});"
+        " use the same, another --workdir, or --config.init_from to start a"
+        " new run from its parameters"
+      )
+    shapes = built.shapes[phase_of(step, e.warmup_steps)]
+    try:
+      targets = {"trainable": shapes.trainable, "opt": shapes.opt}
+      trees = checkpoints.restore(step, targets)
+    except Damaged:
+      continue
+    ref = None
+    if shapes.ref is not None:
+      ref = checkpoints.restore_once(REFERENCE, e.warmup_steps, shapes.ref)
+    return step, host, trees, ref
+  return None
+
+
+def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
+  """Another run's parameters, and where they came from.
+
+  Args:
+    built: whose shapes and shardings are asked for.
+    run: RUN, RUN@STEP or RUN@best.
+
+  Raises:
+    UserError: no such run or step, or parameters of another shape.
+  """
+  directory, which = parse_run(run)
+  with open_run(directory) as other:
+    step = other.find(which)
+    target = {"trainable": built.params_target()}
+    params = other.restore(step, target)["trainable"]
+    host = other.host(step)
+  lineage = {
+    "run": os.path.abspath(directory),
+    "step": step,
+    "parent": host.get("lineage"),
+  }
+  return params, lineage
+
+
+def _lock(workdir: pathlib.Path) -> int:
+  """Holds the workdir for this process; the system frees it at any death."""
+  lock = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError as error:
+    os.close(lock)
+    raise UserError(
+      f"another process is running in workdir {workdir}; wait for it, stop it,"
+      " or choose another --workdir"
+    ) from error
+  return lock
+
+
+def save_batch(workdir: pathlib.Path, step: int, batch: Any) -> pathlib.Path:
+  """Writes a batch that gave a non-finite update, for inspection.
+
+  Returns:
+    Path of an .npz file; its names are the fields' paths.
+  """
+  flat, _ = jax.tree_util.tree_flatten_with_path(batch)
+  arrays = {
+    jax.tree_util.keystr(path).strip("."): np.asarray(x) for path, x in flat
+  }
+  directory = workdir / "nonfinite"
+  directory.mkdir(exist_ok=True)
+  path = directory / f"{step:08d}.npz"
+  np.savez_compressed(path, **arrays)
+  return path

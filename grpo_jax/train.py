@@ -1,0 +1,280 @@
+"""Trains a policy: flags -> config -> build -> restore -> loop.
+
+    python -m grpo_jax.train --config=experiments/quickstart.py --workdir=DIR
+
+Run the same command again to continue a run that was stopped or killed.
+"""
+
+from typing import Any
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from grpo_jax import (
+  ahead,
+  build,
+  cli,
+  config,
+  data,
+  evaluate,
+  explain,
+  plots,
+  preemption,
+  probe,
+  session,
+  sharding,
+  steps,
+)
+from grpo_jax.compile import Programs, use_cache
+from grpo_jax.console import Console, interval
+from grpo_jax.errors import UserError
+from grpo_jax.records import read_metrics
+from grpo_jax.session import Session
+
+NONFINITE_LIMIT = 5  # updates in a row that are not finite end a run
+SILENT_STEPS = 10  # steps without a mixed group before a verdict is printed
+
+
+def define_flags() -> None:
+  """The command's flags."""
+  config_flags.DEFINE_config_file(
+    "config", None, "FILE or FILE:PRESET; change keys with --config.KEY=VALUE"
+  )
+  flags.DEFINE_string("workdir", None, "directory of the run")
+  flags.DEFINE_bool("explain", False, "print what would run, and stop")
+  flags.DEFINE_integer(
+    "probe",
+    0,
+    "sample this many prompts before training, judge the signal, and stop",
+    lower_bound=0,
+  )
+
+
+def main(_: Any) -> int:
+  """The command; returns its exit code."""
+  f = flags.FLAGS
+  if f.config is None:
+    raise UserError("--config=FILE is missing, e.g. experiments/quickstart.py")
+  e = config.resolve(f.config)
+  if why := wrong_platform(e.config["platform"]):
+    cli.fail(why, cli.WRONG_PLATFORM)
+  use_cache(e.config["compile_cache"])
+  size = e.config["mesh"]
+  mesh = sharding.make_mesh(size["data"], size["fsdp"], size["tensor"])
+  build.check_mesh(e, mesh)
+  console = Console(e.config["log"]["every"])
+  explain.print_plan(console, e, mesh)
+  if f.explain:
+    return cli.OK
+  if not f.workdir:
+    raise UserError("--workdir=DIR is missing: where the run is kept")
+  with preemption.Guard() as guard:
+    built = build.build(e, Programs(mesh, guard, console.say))
+    return run(built, f.workdir, console, f.probe)
+
+
+def wrong_platform(wanted: str) -> str | None:
+  """Why the devices are not those asked for, or None."""
+  found = jax.default_backend()
+  if not wanted or wanted == found:
+    return None
+  return (
+    f"platform is {found}, config.platform asks for {wanted}: install"
+    f" grpo_jax[{'tpu' if wanted == 'tpu' else 'cuda'}], and see that no other"
+    " process holds the device (sudo lsof -w /dev/accel* /dev/vfio/*)"
+  )
+
+
+def run(
+  built: build.Built, workdir: str, console: Console, probe_prompts: int = 0
+) -> int:
+  """Opens the workdir, trains, and leaves it whole however that ends."""
+  try:
+    s = session.open_session(built, workdir, console)
+  except preemption.Preempted:
+    preemption.leave(cli.PREEMPTED)
+  try:
+    return train(s, probe_prompts)
+  except Stopped as stop:
+    console.stop()
+    s.close()
+    cli.fail(stop, cli.FAILED)
+  except preemption.Preempted as stop:
+    console.stop()
+    if s.step not in s.checkpoints.steps():
+      s.save()
+    s.close()
+    console.say(f"{stop}; saved step {s.step}. Run the same command to go on")
+    # Not a return: Python would first wait for the abandoned computation.
+    preemption.leave(cli.PREEMPTED)
+  finally:
+    console.stop()
+
+
+def train(s: Session, probe_prompts: int = 0) -> int:
+  """The loop. Every turn begins at a safe point: the end of a step."""
+  built, e, guard = s.built, s.built.experiment, s.built.programs.guard
+  seed, warmup = e.config["seed"], e.warmup_steps
+  examples = e.task.split("train")
+  warmup_stream = data.Stream(examples, seed, "warmup")
+  stream = data.Stream(examples, seed, "rl")
+  if s.step == e.total_steps and not eval_due(s):
+    return finish(s, "this run is finished already")
+  ahead.compile_all(built, s.phase)
+  s.console.start(e.total_steps, s.step)
+  while True:
+    guard.check()
+    score = evaluate_now(s) if eval_due(s) else None
+    if checkpoint_due(s):
+      s.save(score)
+    if s.step == warmup and s.phase == "warmup":
+      s.begin_rl()
+    if s.phase == "rl" and probe_prompts:
+      return probe_signal(s, stream, probe_prompts)
+    if s.step == e.total_steps:
+      return finish(s, "finished")
+    if s.phase == "warmup":
+      result = steps.imitate_step(built, s.state, warmup_stream, s.step)
+    else:
+      result = steps.reinforce_step(built, s.state, stream, s.step - warmup)
+    record(s, result)
+    watch(s, result)
+
+
+def record(s: Session, result: steps.StepResult) -> None:
+  """Takes a finished step over: state, counters, metrics, rollout, console."""
+  s.state, s.step = result.state, s.step + 1
+  m, t = dict(result.metrics), s.totals
+  updates = 1
+  if m["phase"] == "rl":
+    updates = s.built.experiment.batching.updates_per_step
+    t.tokens += int(m["tokens/sampled"])
+    t.samples += result.samples
+    t.without_mixed = 0 if m["group/frac_mixed"] else t.without_mixed + 1
+    m["tokens/total"], m["samples/total"] = t.tokens, t.samples
+  nonfinite = round(m["update/nonfinite"] * updates)
+  t.nonfinite += nonfinite
+  t.nonfinite_in_a_row = t.nonfinite_in_a_row + nonfinite if nonfinite else 0
+  t.dead += round(m["update/dead"] * updates)
+  m["update/nonfinite_total"], m["update/dead_total"] = t.nonfinite, t.dead
+  m |= s.built.programs.metrics()
+  s.records.write_metrics(s.step, m)
+  if s.built.experiment.config["log"]["rollouts"] and result.groups:
+    s.records.write_rollouts(s.step, result.groups)
+  s.console.step(s.step, m)
+
+
+def watch(s: Session, result: steps.StepResult) -> None:
+  """Says what a person should know of a step; ends a run that went wrong.
+
+  Raises:
+    Stopped: after `NONFINITE_LIMIT` updates in a row that are not finite.
+  """
+  if result.first_error and not s.reward_error_shown:
+    s.reward_error_shown = True
+    s.console.say(f"a reward could not be computed: {result.first_error}")
+  if s.totals.without_mixed == SILENT_STEPS:
+    s.console.say(
+      f"{SILENT_STEPS} steps without a mixed group: {result.verdict}"
+    )
+  if not result.metrics["update/nonfinite"]:
+    return
+  path = session.save_batch(s.workdir, s.step, result.batch)
+  s.console.say(
+    f"step {s.step}: loss or gradient is not finite; the update was skipped"
+    f" and its batch saved as {path}"
+  )
+  if s.totals.nonfinite_in_a_row >= NONFINITE_LIMIT:
+    s.save()
+    raise Stopped(
+      f"{s.totals.nonfinite_in_a_row} updates in a row were not finite; the"
+      f" batches are in {path.parent}; lower the learning rate, or look for"
+      " what overflows"
+    )
+
+
+class Stopped(RuntimeError):
+  """A run that ended itself; the message says why."""
+
+
+def eval_due(s: Session) -> bool:
+  """At the first step of RL, every `eval.every`, and at the end; once."""
+  e = s.built.experiment
+  done = s.step - e.warmup_steps
+  every = e.evaluation.every
+  if not every or done < 0 or (done % every and s.step != e.total_steps):
+    return False
+  return not s.evaluated()
+
+
+def evaluate_now(s: Session) -> float:
+  """Evaluates the policy, logs it, and returns the score of a checkpoint."""
+  e = s.built.experiment
+  examples = list(e.task.split(e.evaluation.split))[: e.evaluation.prompts]
+  clock = steps.Clock()
+  sampled, greedy = (
+    evaluate.evaluate(s.built, s.state.params, s.state.key, how, examples)
+    for how in ("sampled", "greedy")
+  )
+  clock.lap("time/eval")
+  m = evaluate.eval_metrics(sampled, greedy)
+  s.records.write_metrics(s.step, {**m, **clock.seconds})
+  s.console.say(
+    f"step {s.step:6d}  {e.evaluation.split}  sampled"
+    f" {interval(sampled.mean, sampled.stderr)}  greedy"
+    f" {interval(greedy.mean, greedy.stderr)}"
+  )
+  return sampled.mean
+
+
+def checkpoint_due(s: Session) -> bool:
+  """Every `checkpoint.every`, at an evaluation, and at a phase's end."""
+  e = s.built.experiment
+  done = s.step - e.warmup_steps
+  every = e.config["checkpoint"]["every"]
+  if done == 0 or s.step == e.total_steps:
+    return True
+  if done > 0 and e.evaluation.every and done % e.evaluation.every == 0:
+    return True
+  return bool(every) and s.step > 0 and done % every == 0
+
+
+def probe_signal(s: Session, stream: data.Stream, prompts: int) -> int:
+  """Samples before training and says whether there is anything to learn."""
+  host, rewards = steps.probe_step(s.built, s.state, stream, prompts)
+  s.console.stop()
+  probe.show(s.console, host.examples[:3], host.completions, rewards)
+  s.console.say(str(probe.verdict(rewards)))
+  s.close()
+  return cli.OK
+
+
+def finish(s: Session, how: str) -> int:
+  """Waits for the last checkpoint; prints before and after; draws the curve."""
+  s.checkpoints.wait()
+  s.console.stop()
+  lines = [x for x in read_metrics(s.workdir) if "eval/sampled" in x]
+  if lines:
+    rows = []
+    for name in ("sampled", "greedy"):
+      first, last = (
+        interval(x[f"eval/{name}"], x[f"eval/{name}_stderr"])
+        for x in (lines[0], lines[-1])
+      )
+      rows.append((f"eval/{name}", first, last))
+    e = s.built.experiment.evaluation
+    title = f"{e.prompts} {e.split} prompts, success with 95 % interval"
+    columns = ("", f"step {lines[0]['step']}", f"step {lines[-1]['step']}")
+    s.console.table(title, columns, rows)
+  curve = plots.curve(s.workdir)
+  best = s.checkpoints.best()
+  s.console.say(
+    f"{how} at step {s.step}; best checkpoint {best}; curve in {curve}"
+  )
+  s.close()
+  return cli.OK
+
+
+if __name__ == "__main__":
+  cli.run(main, define_flags)
