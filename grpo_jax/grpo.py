@@ -12,8 +12,6 @@ traced; what follows is static and bound once, except for numbers inside an
 algorithm or optimizer, which may be traced too.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
@@ -33,6 +31,7 @@ from grpo_jax.types import (
   Scores,
   TrainState,
   merge,
+  split_prompts,
 )
 
 # 1. sample(params, prompts, key, *, model, sampling) -> Rollout
@@ -89,21 +88,6 @@ def advantage(
   )
 
 
-def split(tree: Any, parts: int) -> Any:
-  """Cuts B into strided parts: [B, ...] -> [parts, B/parts, ...].
-
-  A part is always whole prompts. Contiguous parts would move rows between
-  devices; strided ones stay where they are.
-  """
-
-  def cut(x: Array) -> Array:
-    if not x.ndim:
-      return jnp.broadcast_to(x, (parts,))
-    return jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
-
-  return jax.tree.map(cut, tree)
-
-
 def minibatch(
   batch: Batch, index: Array | int, *, parts: int, algorithm: Algorithm
 ) -> Batch:
@@ -115,7 +99,7 @@ def minibatch(
     parts: a divisor of B.
     algorithm: gives the weights.
   """
-  part = jax.tree.map(lambda x: x[index], split(batch, parts))
+  part = jax.tree.map(lambda x: x[index], split_prompts(batch, parts))
   return part.replace(weights=algorithm.weights(part.rollout.mask))
 
 
@@ -163,7 +147,7 @@ def update(
   if micro_batches == 1:
     grads, sums = gradients(batch)
   else:
-    pieces = split(batch, micro_batches)
+    pieces = split_prompts(batch, micro_batches)
     first = jax.tree.map(lambda x: x[0], pieces)
     zeros = jax.tree.map(
       lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradients, first)

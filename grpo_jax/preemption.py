@@ -114,7 +114,7 @@ class Guard:
       Preempted: the run was asked to stop; the computation itself goes on.
       Exception: what the computation raised.
     """
-    # A typed PRNG key is an array that does not tell; it has no work of its own.
+    # A typed PRNG key has no `is_ready`, and no work of its own.
     pending = [x for x in jax.tree.leaves(tree) if hasattr(x, "is_ready")]
     start = time.perf_counter()
     while True:

@@ -9,6 +9,7 @@ t-th generated token. Masks come from lengths, never from token values.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import struct
 
 Array = jax.Array
@@ -118,10 +119,16 @@ def length_mask(lengths: Array, size: int) -> Array:
   return positions < lengths[..., None]
 
 
-def take_prompts(tree: Any, index: Any) -> Any:
-  """Slices every array of a Rollout or Batch along its prompt axis B.
+def split_prompts(tree: Any, parts: int) -> Any:
+  """Cuts B into strided parts: [B, ...] -> [parts, B/parts, ...].
 
-  A slice is always a slice of prompts, so a group is never cut. Scalars (the
-  policy step) and absent fields pass through.
+  A part is always whole prompts. Contiguous parts would move rows between
+  devices; strided ones stay where they are.
   """
-  return jax.tree.map(lambda x: x[index] if x.ndim else x, tree)
+
+  def cut(x: Array) -> Array:
+    if not x.ndim:
+      return jnp.broadcast_to(x, (parts,))
+    return jnp.moveaxis(x.reshape(-1, parts, *x.shape[1:]), 1, 0)
+
+  return jax.tree.map(cut, tree)
