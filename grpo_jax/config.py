@@ -6,20 +6,20 @@ missing here is an error that names it.
 """
 
 import dataclasses
-import inspect
 import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo_jax import data, logprobs, optimizer
+from grpo_jax import data, logprobs, named, optimizer
 from grpo_jax.algorithms import ALGORITHMS, Algorithm, imitation
 from grpo_jax.errors import UserError
 from grpo_jax.models.architecture import Architecture, Model
+from grpo_jax.named import suggest
 from grpo_jax.optimizer import OPTIMIZERS, Optimizer
 from grpo_jax.sampling import Sampling
-from grpo_jax.tasks import make_task
-from grpo_jax.tasks.base import SPLITS, Task, suggest
+from grpo_jax.tasks import TASKS
+from grpo_jax.tasks.base import SPLITS, Task
 from grpo_jax.tokenizer import Tokenizer, make_tokenizer
 
 # Keys that may change between a run and its resumption: they say where and
@@ -133,7 +133,7 @@ def resolve_plain(config: dict[str, Any]) -> Experiment:
 def _resolve(c: dict[str, Any]) -> Experiment:
   check_numbers(c)
   warmup_steps = 0 if c["init_from"] else c["warmup"]["steps"]
-  task = make_task(**_set_keys(c["task"]))
+  task = named.make("task", TASKS, c["task"])
   tokenizer = make_tokenizer(c["tokenizer"])
   stop_ids = tokenizer.stop_ids(task.stop)
   width = data.prompt_width(task, tokenizer, c["data"]["max_prompt_tokens"])
@@ -146,7 +146,7 @@ def _resolve(c: dict[str, Any]) -> Experiment:
   keys = ("learning_rate", "warmup_steps", "decay", "final_fraction")
   rate = _schedule({k: o.pop(k) for k in keys}, warmup_steps, c["steps"])
   warmup_rate = _schedule({k: w[k] for k in keys}, 0, max(w["steps"], 1))
-  made = _make("optimizer", OPTIMIZERS, {"name": name, **o}, rate)
+  made = named.make("optimizer", OPTIMIZERS, {"name": name, **o}, rate)
   return Experiment(
     config=c,
     task=task,
@@ -155,7 +155,7 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     model=model,
     sampling=sampling,
     batching=make_batching(c["batch"], sampling),
-    algorithm=_make("algorithm", ALGORITHMS, c["algorithm"]),
+    algorithm=named.make("algorithm", ALGORITHMS, c["algorithm"]),
     optimizer=made,
     warmup_steps=warmup_steps,
     warmup_prompts=w["prompts_per_step"],
@@ -163,6 +163,23 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     warmup_optimizer=optimizer.adamw(warmup_rate),
     evaluation=make_evaluation(c, task, sampling),
   )
+
+
+def check_demonstrations(e: Experiment) -> None:
+  """Encodes the demonstrations of the warm-up's first pass over its examples.
+
+  Raises:
+    UserError: the task has none, or one is longer than a completion may be.
+  """
+  if not e.warmup_steps:
+    return
+  seed, size = e.config["seed"], e.warmup_prompts
+  stream = data.Stream(e.task.split("train"), seed, "warmup")
+  for step in range(min(e.warmup_steps, -(-len(stream.examples) // size))):
+    batch = stream.batch(step, size)
+    data.encode_demonstrations(
+      e.task, *batch, e.tokenizer, seed, e.sampling.max_tokens
+    )
 
 
 def make_model(c: Mapping[str, Any], vocab: int) -> Model:
@@ -247,32 +264,6 @@ def _schedule(
   peak = c["learning_rate"]
   rest = {k: v for k, v in c.items() if k != "learning_rate"}
   return optimizer.schedule(peak, start=start, steps=steps, **rest)
-
-
-def _set_keys(group: Mapping[str, Any]) -> dict[str, Any]:
-  """Placeholders that nobody set are dropped: the constructor's own stand."""
-  return {k: v for k, v in group.items() if v is not None}
-
-
-def _make(
-  kind: str, known: Mapping[str, Callable], group: Mapping[str, Any], *args: Any
-) -> Any:
-  """Calls a named constructor; refuses a key it does not have."""
-  settings = _set_keys(group)
-  name = settings.pop("name")
-  if name not in known:
-    raise UserError(
-      f"unknown {kind} {name!r}{suggest(name, known)}; known are"
-      f" {', '.join(known)}"
-    )
-  has = list(inspect.signature(known[name]).parameters)[len(args) :]
-  for key in settings:
-    if key not in has:
-      raise UserError(
-        f"{kind} {name} has no key {key!r}{suggest(key, has)}; it has"
-        f" {', '.join(has)}"
-      )
-  return known[name](*args, **settings)
 
 
 def _divides(name: str, part: int, of: str, whole: int) -> None:

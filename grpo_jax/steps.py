@@ -35,6 +35,7 @@ class HostRollout:
   lengths: np.ndarray  # [B, G]
   truncated: np.ndarray  # [B, G] bool
   logprobs: np.ndarray  # [B, G, T], the sampler's
+  support: np.ndarray | None  # [B, G, T, k]
   completions: list[list[Completion]]
 
 
@@ -70,13 +71,14 @@ def fetch(
 ) -> HostRollout:
   """Waits for a rollout and decodes it. Ids are decoded once, for rewards."""
   built.programs.guard.wait(rollout)
-  prompt_lengths, ids, lengths, truncated, logprobs = jax.device_get(
+  prompt_lengths, ids, lengths, truncated, logprobs, support = jax.device_get(
     (
       rollout.prompts.lengths,
       rollout.ids,
       rollout.lengths,
       rollout.truncated,
       rollout.sampler_logprobs,
+      rollout.support,
     )
   )
   decode = built.experiment.tokenizer.decode
@@ -95,6 +97,7 @@ def fetch(
     lengths,
     truncated,
     logprobs,
+    support,
     completions,
   )
 
@@ -261,6 +264,8 @@ def join(parts: Sequence[Any]) -> Any:
 
   def one(name: str) -> Any:
     values = [getattr(part, name) for part in parts]
+    if values[0] is None:
+      return None
     if isinstance(values[0], np.ndarray):
       return np.concatenate(values)
     return sum(values[1:], values[0])
@@ -301,19 +306,20 @@ def stored_groups(
     for g, completion in enumerate(host.completions[b]):
       n = completion.tokens
       scored = bool(rewards.scored[b, g])
-      rows.append(
-        {
-          "text": completion.text,
-          "ids": host.ids[b, g, :n],
-          "logprobs": host.logprobs[b, g, :n],
-          "truncated": completion.truncated,
-          "reward": rewards.total[b, g] if scored else None,
-          "success": rewards.success[b, g] if scored else None,
-          "parts": rewards.parts[b, g],
-          "extracted": rewards.extracted[b][g],
-          "advantage": advantages[b, g, 0],
-        }
-      )
+      row = {
+        "text": completion.text,
+        "ids": host.ids[b, g, :n],
+        "logprobs": host.logprobs[b, g, :n],
+        "truncated": completion.truncated,
+        "reward": rewards.total[b, g] if scored else None,
+        "success": rewards.success[b, g] if scored else None,
+        "parts": rewards.parts[b, g],
+        "extracted": rewards.extracted[b][g],
+        "advantage": advantages[b, g, 0],
+      }
+      if host.support is not None:  # without it no later policy can score
+        row["support"] = host.support[b, g, :n]
+      rows.append(row)
     groups.append(
       {
         "ordinal": int(host.ordinals[b]),

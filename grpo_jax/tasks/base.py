@@ -5,7 +5,6 @@ returns a `Task` and name it in `grpo_jax.tasks.TASKS`.
 """
 
 import dataclasses
-import difflib
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import UserError
+from grpo_jax.named import suggest
 
 SPLITS = ("train", "tuning", "heldout")
 
@@ -239,12 +239,6 @@ def strings(
     if not isinstance(item, str):
       raise UserError(f"task {task}: {name} holds {item!r}; it takes strings")
   return values
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-  """' (did you mean X?)' for the known names closest to `name`, or ''."""
-  close = difflib.get_close_matches(str(name), list(known), n=3, cutoff=0.6)
-  return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
 def combine(

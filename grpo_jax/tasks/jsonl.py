@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from grpo_jax.errors import UserError
+from grpo_jax.named import suggest
 from grpo_jax.rewards import rules
 from grpo_jax.tasks.base import (
   Completion,
@@ -21,7 +22,6 @@ from grpo_jax.tasks.base import (
   question_id,
   render,
   strings,
-  suggest,
 )
 
 

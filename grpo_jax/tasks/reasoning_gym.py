@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grpo_jax.errors import UserError
+from grpo_jax.named import suggest
 from grpo_jax.rewards import rules
 from grpo_jax.tasks.base import (
   Completion,
@@ -21,7 +22,6 @@ from grpo_jax.tasks.base import (
   question_id,
   render,
   strings,
-  suggest,
 )
 
 # Questions are drawn with this seed, whatever the run's: splits never move.

@@ -12,6 +12,7 @@ import pathlib
 import numpy as np
 
 from grpo_jax.errors import UserError
+from grpo_jax.named import suggest
 from grpo_jax.tasks.base import (
   Completion,
   Example,
@@ -20,7 +21,6 @@ from grpo_jax.tasks.base import (
   check_range,
   question_id,
   render,
-  suggest,
 )
 
 KINDS = {

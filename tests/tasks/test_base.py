@@ -64,7 +64,7 @@ def test_combine_with_abstaining_parts():
     ("words", {"tuning": True}, "whole number"),
     ("words", {"template": 3}, "a string"),
     ("jsonl", {}, "needs the setting 'train_path'"),
-    ("jsonl", {"train": ""}, "needs the setting 'train_path'"),
+    ("jsonl", {"train_path": ""}, "needs the setting 'train_path'"),
   ],
 )
 def test_make_task_refuses(name, settings, message):

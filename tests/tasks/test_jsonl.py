@@ -108,7 +108,7 @@ def test_bad_line_is_named(write, line, message):
     ({"match": "numbers"}, "did you mean number"),
     ({"extract": "boxd"}, "unknown extraction rule"),
     ({"template": "{prompt}"}, "placeholder"),
-    ({"heldout": "/nowhere/x"}, "'/nowhere/x': No such file"),
+    ({"heldout_path": "/nowhere/x"}, "'/nowhere/x': No such file"),
     ({"heldout_fraction": 0.6, "tuning_fraction": 0.5}, "nothing to train"),
     ({"heldout_fraction": 1e-9}, "heldout split"),
   ],
