@@ -223,7 +223,7 @@ def apply(
   carries no signal: all advantages 0 and no KL term, which would have a
   gradient of its own.
   """
-  norm = optax.global_norm(grads)
+  norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
   alive = sums["signal"] > 0
   if algorithm.kl is not None:
