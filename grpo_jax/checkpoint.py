@@ -33,9 +33,8 @@ class Checkpoints:
   """The checkpoints of one run.
 
   Kept are the last `keep_last`, the best by score, and those saved with
-  `keep=True`; the others go when a later one is finished. In a run of many
-  processes all of them call every method alike. Two runs must not share a
-  directory: nothing here locks it.
+  `keep=True`; the others go when a later one is finished. All processes of a
+  run call every method alike. Two runs must not share a directory.
 
   Opening a directory removes what an interrupted save left and moves a damaged
   step N aside to N.damaged; `skipped` tells. Close it before the process ends
@@ -75,14 +74,13 @@ class Checkpoints:
       _barrier("tidied", read_only)
 
   def steps(self) -> list[int]:
-    """The finished checkpoints, ascending; one being written does not count."""
+    """The finished checkpoints, ascending; not one that is being written."""
     numbers = files.numbered(self._directory)
     return [step for step in numbers if self._is_whole(self._path(step))]
 
   def latest(self) -> int | None:
     """The last finished checkpoint's step, or None."""
-    steps = self.steps()
-    return steps[-1] if steps else None
+    return max(self.steps(), default=None)
 
   def best(self) -> int | None:
     """The step with the highest score, the later of equals, or None."""
@@ -133,10 +131,11 @@ class Checkpoints:
     score: float | None = None,
     keep: bool = False,
   ):
-    """Starts to save a checkpoint; a step that is there already is left alone.
+    """Starts to save a checkpoint; a step that is there gains a score at most.
 
     Waits for the save before, copies the arrays to the host, and returns while
-    they are written. The arrays may be donated right afterwards.
+    they are written. The arrays may be donated right afterwards. A step saved
+    in a hurry, before its evaluation, gets its score when it is saved again.
 
     Args:
       step: the step that the trees are the result of.
@@ -153,10 +152,13 @@ class Checkpoints:
     """
     self._check_writable()
     self.wait()
-    known = score is not None and not math.isnan(score)
-    record = {"score": float(score) if known else None, "keep": bool(keep)}
+    if score is not None:
+      score = None if math.isnan(score) else float(score)
+    if self._is_whole(self._path(step)):
+      return self._add_score(step, score)
     self._records.pop(step, None)
-    self._start(self._path(step), items, {**record, "host": host})
+    record = {"score": score, "keep": bool(keep), "host": host}
+    self._start(self._path(step), items, record)
 
   def wait(self):
     """Blocks until the save in flight is on disk; then removes old ones.
@@ -256,7 +258,8 @@ class Checkpoints:
     """
     self._check_writable()
     self.wait()
-    self._start(self._once(name, step), {"tree": tree}, {})
+    if not self._is_whole(self._once(name, step)):
+      self._start(self._once(name, step), {"tree": tree}, {})
     self.wait()
 
   def restore_once(self, name: str, step: int, target):
@@ -265,10 +268,8 @@ class Checkpoints:
     Args:
       name: as given to `save_once`.
       step: as given to `save_once`.
-      target: a pytree of jax.ShapeDtypeStruct with sharding.
-
-    Returns:
-      The tree, on the target's shardings.
+      target: a pytree of jax.ShapeDtypeStruct with sharding, where the
+        returned tree will lie.
 
     Raises:
       UserError: it is not there or does not fit.
@@ -297,18 +298,23 @@ class Checkpoints:
       self._records[step] = files.read_record(self._path(step))
     return self._records[step]
 
+  def _add_score(self, step, score):
+    record, path = self._record(step), self._path(step)
+    if score is not None and record["score"] is None:
+      record["score"] = score
+      with self._failing_save(path):
+        if jax.process_index() == 0:
+          files.write_record(path, record)
+
   def _start(self, path, items, record):
     record = json.loads(json.dumps(record))  # the caller may change it later
     record["layout_version"] = files.LAYOUT_VERSION
     files.check_items(items)
     with self._failing_save(path):
       path.parent.mkdir(parents=True, exist_ok=True)
-      if path.exists():
-        if self._is_whole(path):
-          return
-        if jax.process_index() == 0:
-          files.set_aside(path)
-        self._unreadable.discard(path)
+      if path.exists() and jax.process_index() == 0:
+        files.set_aside(path)
+      self._unreadable.discard(path)
       files.start_save(self._writer, path, items, record)
       self._pending = path
 
@@ -356,10 +362,8 @@ def parse_run(text: str) -> tuple[str, int | str]:
   run, at, which = text.rpartition("@")
   if not at:
     return text, "latest"
-  if run and which in ("best", "latest"):
-    return run, which
-  if run and which.isdecimal():
-    return run, int(which)
+  if run and (which.isdecimal() or which in ("best", "latest")):
+    return run, int(which) if which.isdecimal() else which
   if os.path.isdir(text):  # a directory whose own name has an "@"
     return text, "latest"
   raise UserError(f"{text!r} is not RUN, RUN@STEP or RUN@best")

@@ -13,7 +13,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from grpo_jax.disk import explain
+from grpo_jax.disk import explain, replacing
 from grpo_jax.errors import UserError
 
 LAYOUT_VERSION = 1
@@ -135,6 +135,16 @@ def read_record(path: epath.Path) -> dict:
     # Not ours to rank, nor to remove.
     return {**record, "score": None, "keep": True}
   return record
+
+
+def write_record(path: epath.Path, record: dict):
+  """Replaces the JSON item of a finished step, whole or not at all."""
+  file, text = path / "host" / "metadata", json.dumps(record)
+  if "://" in os.fspath(path):  # an object store replaces whole objects
+    file.write_text(text)
+    return
+  with replacing(file) as part:
+    part.write(text.encode())
 
 
 def check_layout(path, record: dict):

@@ -8,11 +8,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+import jax
 from absl import app, flags
 
+from grpo_jax import preemption
 from grpo_jax.errors import UserError
 
 OK, FAILED, USAGE, WRONG_PLATFORM, PREEMPTED = 0, 1, 2, 3, 75
+INTERRUPTED = 130  # what a shell says of a command ended by Ctrl-C
+
+PLATFORMS = ("cpu", "gpu", "tpu")
 
 
 def run(
@@ -35,6 +40,36 @@ def fail(text: object, code: int) -> None:
   """Prints one line on stderr and exits."""
   print("error: " + " ".join(str(text).split()), file=sys.stderr, flush=True)
   raise SystemExit(code)
+
+
+def check_platform(wanted: str) -> None:
+  """Ends the process unless the devices are those asked for.
+
+  Args:
+    wanted: cpu, gpu, tpu, or '' for whatever there is.
+
+  Raises:
+    UserError: no such platform.
+  """
+  if wanted and wanted not in PLATFORMS:
+    raise UserError(f"platform {wanted!r} must be {', '.join(PLATFORMS)} or ''")
+  try:
+    found = jax.default_backend()
+  except RuntimeError as error:  # what JAX_PLATFORMS names is not here
+    fail(f"no devices: {str(error).splitlines()[0]}", WRONG_PLATFORM)
+  if wanted in ("", found):
+    return
+  mend = "set JAX_PLATFORMS=cpu"
+  if wanted != "cpu":
+    extra = "tpu" if wanted == "tpu" else "cuda"
+    mend = (
+      f"install grpo_jax[{extra}], and see that no other process holds the"
+      " device (sudo lsof -w /dev/accel* /dev/vfio/*)"
+    )
+  fail(
+    f"platform is {found}, config.platform asks for {wanted}: {mend}",
+    WRONG_PLATFORM,
+  )
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -77,3 +112,6 @@ def _guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     return main(argv)
   except UserError as error:
     fail(error, USAGE)
+  except KeyboardInterrupt:  # the second Ctrl-C: do not save, do not wait
+    print("interrupted", file=sys.stderr)
+    preemption.leave(INTERRUPTED)

@@ -1,6 +1,7 @@
 """What a person sees: lines, a progress bar, tables. No decisions here."""
 
 import dataclasses
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -34,8 +35,7 @@ class Console:
 
   def say(self, text: str) -> None:
     """Prints a line; above the progress bar where there is one."""
-    out = self._bar.console if self._bar else self._rich
-    out.print(text, markup=False, soft_wrap=True)
+    self._print(text, markup=False, soft_wrap=True)
 
   def table(
     self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]
@@ -44,7 +44,16 @@ class Console:
     table = rich.table.Table(*columns, title=title, title_justify="left")
     for row in rows:
       table.add_row(*(rich.markup.escape(str(x)) for x in row))
-    self._rich.print(table)
+    self._print(table)
+
+  def _print(self, what: Any, **how: Any) -> None:
+    try:
+      self._rich.print(what, **how)
+    except (OSError, SystemExit):  # rich leaves the process for a broken pipe
+      # Nobody reads, or the log's disk is full: a run outlives its output.
+      # Python's own flush at exit must not fail either.
+      os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
+      self._rich.quiet = True
 
   def start(self, total: int, done: int) -> None:
     """Begins the progress bar, on a terminal."""

@@ -19,11 +19,13 @@ from absl import flags
 
 from grpo_jax import ahead, build, cli, config, sharding, steps
 from grpo_jax.build import Built
+from grpo_jax.checkpoint import parse_run
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
 from grpo_jax.preemption import Guard, Preempted, leave
 from grpo_jax.rewards.runner import score_batch
+from grpo_jax.session import load_parameters
 from grpo_jax.tasks.base import Example
 from grpo_jax.types import Array, Params
 
@@ -137,7 +139,8 @@ def summary(outcome: Outcome) -> dict[str, Any]:
   ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= n]
   return {
     "mean": outcome.mean,
-    "stderr": outcome.stderr,
+    # One prompt has no spread, and JSON no NaN.
+    "stderr": None if math.isnan(outcome.stderr) else outcome.stderr,
     "pass_at_k": {
       str(k): float(np.mean([pass_at_k(n, int(c), k) for c in correct]))
       for k in ks
@@ -191,9 +194,6 @@ def open_policy(
   Returns:
     programs, parameters, the run's root key, and where they came from.
   """
-  from grpo_jax.checkpoint import parse_run
-  from grpo_jax.session import load_parameters
-
   c = stored_config(parse_run(run)[0])
   for dotted, value in changes.items():
     *groups, name = dotted.split(".")
@@ -201,12 +201,15 @@ def open_policy(
     for part in groups:
       group = group[part]
     group[name] = value
+  cli.check_platform("")
+  # The run's own mesh may not fit this machine; a batch is rounded up instead
+  # of refused, because its rest is filled with repeats.
+  mesh = sharding.make_mesh(-1, 1, 1)
+  size = c["eval"]["prompts_per_batch"] or c["batch"]["prompts_per_step"]
+  c["eval"]["prompts_per_batch"] = -(-size // mesh.size) * mesh.size
   e = config.resolve_plain(c)
   use_cache(c["compile_cache"])
-  mesh = sharding.make_mesh(-1, 1, 1)
-  programs = Programs(mesh, guard, Console(file=sys.stderr).say)
-  built = build.build(e, programs)
-  build.check_mesh(e, mesh)
+  built = build.build(e, Programs(mesh, guard, Console(file=sys.stderr).say))
   params, lineage = load_parameters(built, run)
   key = jax.device_put(jax.random.key(c["seed"]), built.replicated())
   return built, params, key, lineage
@@ -217,38 +220,39 @@ def main(_: Any) -> int:
   f = flags.FLAGS
   if not f.workdir:
     raise UserError("--workdir=RUN is missing: RUN, RUN@STEP or RUN@best")
+  changes = {
+    "eval.every": 1,
+    "eval.split": f.split,
+    "eval.samples": f.samples,
+    "eval.temperature": f.temperature,
+    "eval.prompts": 1,
+  }
   with Guard() as guard:
-    changes = {
-      "eval.every": 1,
-      "eval.split": f.split,
-      "eval.samples": f.samples,
-      "eval.temperature": f.temperature,
-      "eval.prompts": 1,
-    }
-    built, params, key, lineage = open_policy(f.workdir, changes, guard)
-    examples = list(built.experiment.task.split(f.split))
-    if f.prompts > len(examples):
-      raise UserError(
-        f"--prompts {f.prompts} is more than the {len(examples)} examples of"
-        f" the {f.split} split"
-      )
-    examples = examples[: f.prompts or len(examples)]
     try:
+      built, params, key, lineage = open_policy(f.workdir, changes, guard)
+      examples = list(built.experiment.task.split(f.split))
+      if f.prompts > len(examples):
+        raise UserError(
+          f"--prompts {f.prompts} is more than the {len(examples)} examples of"
+          f" the {f.split} split"
+        )
+      examples = examples[: f.prompts or len(examples)]
       built.programs.compile_all(ahead.eval_programs(built))
-      out = {
-        "run": lineage["run"],
-        "step": lineage["step"],
-        "task": built.experiment.task.name,
-        "split": f.split,
-        "temperature": f.temperature,
-        **{
-          how: summary(evaluate(built, params, key, how, examples))
-          for how in ("sampled", "greedy")
-        },
+      outcomes = {
+        how: summary(evaluate(built, params, key, how, examples))
+        for how in ("sampled", "greedy")
       }
     except Preempted:
       leave(cli.PREEMPTED)
-    print(json.dumps(out, indent=2))
+  out = {
+    "run": lineage["run"],
+    "step": lineage["step"],
+    "task": built.experiment.task.name,
+    "split": f.split,
+    "temperature": f.temperature,
+    **outcomes,
+  }
+  print(json.dumps(out, indent=2, allow_nan=False))
   return cli.OK
 
 

@@ -26,9 +26,10 @@ from grpo_jax.checkpoint import (
   parse_run,
 )
 from grpo_jax.console import Console
+from grpo_jax.disk import explained, replacing, save_json
 from grpo_jax.errors import UserError
-from grpo_jax.records import Records, read_metrics, save_json
-from grpo_jax.types import Params, TrainState
+from grpo_jax.records import Records, read_metrics
+from grpo_jax.types import Array, Params, TrainState
 
 REFERENCE = "reference"  # within a workdir; the reference policy, stored once
 
@@ -53,6 +54,7 @@ class Session:
     state: of the last finished step.
     phase: whose optimizer `state` holds, 'warmup' or 'rl'.
     step: finished steps, the host's copy of `state.step`.
+    scored: the last evaluation, its step and what ranks its checkpoint.
   """
 
   built: Built
@@ -65,13 +67,19 @@ class Session:
   step: int
   totals: Totals
   lineage: dict[str, Any] | None  # where the first parameters came from
+  scored: tuple[int, float] | None
   lock: int  # file descriptor of the workdir's lock
   reward_error_shown: bool = False
 
-  def save(self, score: float | None = None) -> None:
-    """Saves the last safe point; a step that is saved already is left alone.
+  def evaluated(self) -> bool:
+    """Whether this step has been evaluated."""
+    return self.scored is not None and self.scored[0] == self.step
 
-    Metrics up to this step are on disk before the checkpoint commits.
+  def save(self) -> None:
+    """Saves the last safe point, with its score where it has one.
+
+    A step that is saved already gains its score at most. Metrics up to this
+    step are on disk before the checkpoint commits.
     """
     self.records.sync()
     e = self.built.experiment
@@ -83,8 +91,13 @@ class Session:
       "version": __version__,
     }
     items = {"trainable": self.state.trainable, "opt": self.state.opt}
-    keep = self.step == e.warmup_steps
-    self.checkpoints.save(self.step, items, host, score=score, keep=keep)
+    self.checkpoints.save(
+      self.step,
+      items,
+      host,
+      score=self.scored[1] if self.evaluated() else None,
+      keep=self.step == e.warmup_steps,
+    )
 
   def begin_rl(self) -> None:
     """The policy as it is becomes the reference; the optimizer starts anew."""
@@ -102,18 +115,23 @@ class Session:
         REFERENCE, self.built.experiment.warmup_steps, self.state.ref
       )
 
-  def evaluated(self) -> bool:
-    """Whether metrics.jsonl has an evaluation of this step already."""
-    return any(
-      line["step"] == self.step and "eval/sampled" in line
-      for line in read_metrics(self.workdir)
-    )
-
   def close(self) -> None:
     """Waits for the save in flight; raises its error."""
-    self.checkpoints.close()
-    self.records.close()
-    os.close(self.lock)
+    try:
+      self.checkpoints.close()
+    finally:
+      self.records.close()
+      os.close(self.lock)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, kind: type | None, *_):
+    try:
+      self.close()
+    except UserError:
+      if kind is None:  # else the first failure says more than the last
+        raise
 
 
 def phase_of(step: int, warmup_steps: int) -> str:
@@ -138,57 +156,59 @@ def open_session(built: Built, workdir: str, console: Console) -> Session:
   checkpoints = Checkpoints(
     path / DIRECTORY, keep_last=e.config["checkpoint"]["keep_last"]
   )
+  found = _restore(built, checkpoints)
   for step, why in checkpoints.skipped():
     console.say(f"skipped checkpoint {step}: {why}")
-  found = _restore(built, checkpoints)
-  key = jax.device_put(jax.random.key(e.config["seed"]), built.replicated())
-  totals, lineage = Totals(), None
-  if found is None:
-    step, phase = 0, "warmup" if e.warmup_steps else "rl"
+  if found:
+    step = found["step"]
+    console.say(f"resumed at step {step} of {e.total_steps}")
+    records.restore(step)
+  else:
     # A reference left by a run that never reached a checkpoint is not ours.
     shutil.rmtree(path / REFERENCE, ignore_errors=True)
-    if e.config["init_from"]:
-      params, lineage = load_parameters(built, e.config["init_from"])
-    else:
-      params = built.init(key)
-    state = built.begin[phase](params, key, built.put_scalar(0))
-  else:
-    step, host, trees, ref = found
-    phase = host["phase"]
-    totals, lineage = Totals(**host["totals"]), host["lineage"]
-    state = TrainState(
-      trainable=trees["trainable"],
-      frozen={},
-      ref=ref,
-      opt=trees["opt"],
-      critic=None,
-      controllers={},
-      step=built.put_scalar(step),
-      key=key,
-    )
-  records.restore(step if found else -1)
-  stored = {"config": e.config, "lineage": lineage, "version": __version__}
-  save_json(path / "config.json", stored)
+    found = _begin(built)
+    records.restore(-1)
   session = Session(
     built,
     path,
     console,
     records,
     checkpoints,
-    state,
-    phase,
-    step,
-    totals,
-    lineage,
-    lock,
+    **found,
+    scored=_last_score(path),
+    lock=lock,
   )
-  if phase == "rl":
+  stored = {
+    "config": e.config,
+    "lineage": session.lineage,
+    "version": __version__,
+  }
+  save_json(path / "config.json", stored)
+  if session.phase == "rl":
     session.save_reference()
   return session
 
 
-def _restore(built: Built, checkpoints: Checkpoints) -> tuple | None:
-  """The newest usable checkpoint: step, host values, trees, reference."""
+def _begin(built: Built) -> dict[str, Any]:
+  """The first safe point of a new run."""
+  e = built.experiment
+  phase = "warmup" if e.warmup_steps else "rl"
+  key, lineage = _root_key(built), None
+  if e.config["init_from"]:
+    params, lineage = load_parameters(built, e.config["init_from"])
+  else:
+    params = built.init(key)
+  return {
+    "state": built.begin[phase](params, key, built.put_scalar(0)),
+    "phase": phase,
+    "step": 0,
+    "totals": Totals(),
+    "lineage": lineage,
+  }
+
+
+def _restore(built: Built, checkpoints: Checkpoints) -> dict[str, Any] | None:
+  """The newest safe point that can be read, or None."""
   e = built.experiment
   while (step := checkpoints.latest()) is not None:
     host = checkpoints.host(step)
@@ -208,7 +228,36 @@ def _restore(built: Built, checkpoints: Checkpoints) -> tuple | None:
     ref = None
     if shapes.ref is not None:
       ref = checkpoints.restore_once(REFERENCE, e.warmup_steps, shapes.ref)
-    return step, host, trees, ref
+    state = TrainState(
+      trainable=trees["trainable"],
+      frozen={},
+      ref=ref,
+      opt=trees["opt"],
+      critic=None,
+      controllers={},
+      step=built.put_scalar(step),
+      key=_root_key(built),
+    )
+    return {
+      "state": state,
+      "phase": host["phase"],
+      "step": step,
+      "totals": Totals(**host["totals"]),
+      "lineage": host["lineage"],
+    }
+  return None
+
+
+def _root_key(built: Built) -> Array:
+  key = jax.random.key(built.experiment.config["seed"])
+  return jax.device_put(key, built.replicated())
+
+
+def _last_score(workdir: pathlib.Path) -> tuple[int, float] | None:
+  """The last evaluation on record, as `Session.scored`."""
+  for line in reversed(read_metrics(workdir)):
+    if "eval/sampled" in line:
+      return line["step"], line["eval/sampled"]
   return None
 
 
@@ -238,7 +287,8 @@ def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
 
 def _lock(workdir: pathlib.Path) -> int:
   """Holds the workdir for this process; the system frees it at any death."""
-  lock = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+  with explained(f"could not use workdir {workdir}"):
+    lock = os.open(workdir / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except OSError as error:
@@ -260,8 +310,9 @@ def save_batch(workdir: pathlib.Path, step: int, batch: Any) -> pathlib.Path:
   arrays = {
     jax.tree_util.keystr(path).strip("."): np.asarray(x) for path, x in flat
   }
-  directory = workdir / "nonfinite"
-  directory.mkdir(exist_ok=True)
-  path = directory / f"{step:08d}.npz"
-  np.savez_compressed(path, **arrays)
+  path = workdir / "nonfinite" / f"{step:08d}.npz"
+  with explained(f"could not write {path}"):
+    path.parent.mkdir(exist_ok=True)
+    with replacing(path) as file:
+      np.savez_compressed(file, **arrays)
   return path

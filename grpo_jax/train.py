@@ -7,7 +7,6 @@ Run the same command again to continue a run that was stopped or killed.
 
 from typing import Any
 
-import jax
 from absl import flags
 from ml_collections import config_flags
 
@@ -56,56 +55,44 @@ def main(_: Any) -> int:
   f = flags.FLAGS
   if f.config is None:
     raise UserError("--config=FILE is missing, e.g. experiments/quickstart.py")
-  e = config.resolve(f.config)
-  if why := wrong_platform(e.config["platform"]):
-    cli.fail(why, cli.WRONG_PLATFORM)
-  use_cache(e.config["compile_cache"])
-  size = e.config["mesh"]
-  mesh = sharding.make_mesh(size["data"], size["fsdp"], size["tensor"])
-  build.check_mesh(e, mesh)
-  console = Console(e.config["log"]["every"])
-  explain.print_plan(console, e, mesh)
-  if f.explain:
-    return cli.OK
-  if not f.workdir:
-    raise UserError("--workdir=DIR is missing: where the run is kept")
+  # From here on a signal is answered, not obeyed: the run saves, then ends.
   with preemption.Guard() as guard:
+    e = config.resolve(f.config)
+    cli.check_platform(e.config["platform"])
+    use_cache(e.config["compile_cache"])
+    size = e.config["mesh"]
+    mesh = sharding.make_mesh(size["data"], size["fsdp"], size["tensor"])
+    build.check_mesh(e, mesh)
+    config.check_demonstrations(e)
+    console = Console(e.config["log"]["every"])
+    explain.print_plan(console, e, mesh)
+    if f.explain:
+      return cli.OK
+    if not f.workdir:
+      raise UserError("--workdir=DIR is missing: where the run is kept")
     built = build.build(e, Programs(mesh, guard, console.say))
     return run(built, f.workdir, console, f.probe)
-
-
-def wrong_platform(wanted: str) -> str | None:
-  """Why the devices are not those asked for, or None."""
-  found = jax.default_backend()
-  if not wanted or wanted == found:
-    return None
-  return (
-    f"platform is {found}, config.platform asks for {wanted}: install"
-    f" grpo_jax[{'tpu' if wanted == 'tpu' else 'cuda'}], and see that no other"
-    " process holds the device (sudo lsof -w /dev/accel* /dev/vfio/*)"
-  )
 
 
 def run(
   built: build.Built, workdir: str, console: Console, probe_prompts: int = 0
 ) -> int:
   """Opens the workdir, trains, and leaves it whole however that ends."""
+  saved = "nothing to save yet"
   try:
-    s = session.open_session(built, workdir, console)
-  except preemption.Preempted:
-    preemption.leave(cli.PREEMPTED)
-  try:
-    return train(s, probe_prompts)
+    with session.open_session(built, workdir, console) as s:
+      try:
+        return train(s, probe_prompts)
+      except (Stopped, preemption.Preempted):
+        s.save()
+        saved = f"saved step {s.step}"
+        raise
   except Stopped as stop:
     console.stop()
-    s.close()
-    cli.fail(stop, cli.FAILED)
+    cli.fail(f"{stop}; {saved}", cli.FAILED)
   except preemption.Preempted as stop:
     console.stop()
-    if s.step not in s.checkpoints.steps():
-      s.save()
-    s.close()
-    console.say(f"{stop}; saved step {s.step}. Run the same command to go on")
+    console.say(f"{stop}; {saved}. Run the same command to go on")
     # Not a return: Python would first wait for the abandoned computation.
     preemption.leave(cli.PREEMPTED)
   finally:
@@ -119,19 +106,21 @@ def train(s: Session, probe_prompts: int = 0) -> int:
   examples = e.task.split("train")
   warmup_stream = data.Stream(examples, seed, "warmup")
   stream = data.Stream(examples, seed, "rl")
-  if s.step == e.total_steps and not eval_due(s):
-    return finish(s, "this run is finished already")
-  ahead.compile_all(built, s.phase)
+  if not probe_prompts:
+    if s.step == e.total_steps and not eval_due(s):
+      return finish(s, "this run is finished already")
+    ahead.compile_all(built, s.phase)
   s.console.start(e.total_steps, s.step)
   while True:
     guard.check()
-    score = evaluate_now(s) if eval_due(s) else None
+    if probe_prompts and s.step >= warmup:
+      return probe_signal(s, stream, probe_prompts)
+    if eval_due(s):
+      evaluate_now(s)
     if checkpoint_due(s):
-      s.save(score)
+      s.save()
     if s.step == warmup and s.phase == "warmup":
       s.begin_rl()
-    if s.phase == "rl" and probe_prompts:
-      return probe_signal(s, stream, probe_prompts)
     if s.step == e.total_steps:
       return finish(s, "finished")
     if s.phase == "warmup":
@@ -155,7 +144,9 @@ def record(s: Session, result: steps.StepResult) -> None:
     m["tokens/total"], m["samples/total"] = t.tokens, t.samples
   nonfinite = round(m["update/nonfinite"] * updates)
   t.nonfinite += nonfinite
-  t.nonfinite_in_a_row = t.nonfinite_in_a_row + nonfinite if nonfinite else 0
+  # A step with one finite update has not lost its way.
+  lost = nonfinite == updates
+  t.nonfinite_in_a_row = t.nonfinite_in_a_row + nonfinite if lost else 0
   t.dead += round(m["update/dead"] * updates)
   m["update/nonfinite_total"], m["update/dead_total"] = t.nonfinite, t.dead
   m |= s.built.programs.metrics()
@@ -186,11 +177,11 @@ def watch(s: Session, result: steps.StepResult) -> None:
     f" and its batch saved as {path}"
   )
   if s.totals.nonfinite_in_a_row >= NONFINITE_LIMIT:
-    s.save()
     raise Stopped(
-      f"{s.totals.nonfinite_in_a_row} updates in a row were not finite; the"
-      f" batches are in {path.parent}; lower the learning rate, or look for"
-      " what overflows"
+      f"{s.totals.nonfinite_in_a_row} updates in a row were not finite; their"
+      f" batches are in {path.parent}; look for what overflows, or start a new"
+      " run from an earlier checkpoint (--config.init_from) with a lower"
+      " learning rate"
     )
 
 
@@ -208,8 +199,8 @@ def eval_due(s: Session) -> bool:
   return not s.evaluated()
 
 
-def evaluate_now(s: Session) -> float:
-  """Evaluates the policy, logs it, and returns the score of a checkpoint."""
+def evaluate_now(s: Session) -> None:
+  """Evaluates the policy and logs it; success when sampled is its score."""
   e = s.built.experiment
   examples = list(e.task.split(e.evaluation.split))[: e.evaluation.prompts]
   clock = steps.Clock()
@@ -225,7 +216,7 @@ def evaluate_now(s: Session) -> float:
     f" {interval(sampled.mean, sampled.stderr)}  greedy"
     f" {interval(greedy.mean, greedy.stderr)}"
   )
-  return sampled.mean
+  s.scored = s.step, sampled.mean
 
 
 def checkpoint_due(s: Session) -> bool:
@@ -241,12 +232,17 @@ def checkpoint_due(s: Session) -> bool:
 
 
 def probe_signal(s: Session, stream: data.Stream, prompts: int) -> int:
-  """Samples before training and says whether there is anything to learn."""
+  """Samples before training and says whether there is anything to learn.
+
+  A warm-up that was run for it is saved. A run that has not begun is not: its
+  configuration may still change.
+  """
+  if s.step:
+    s.save()
   host, rewards = steps.probe_step(s.built, s.state, stream, prompts)
   s.console.stop()
   probe.show(s.console, host.examples[:3], host.completions, rewards)
   s.console.say(str(probe.verdict(rewards)))
-  s.close()
   return cli.OK
 
 
@@ -254,25 +250,26 @@ def finish(s: Session, how: str) -> int:
   """Waits for the last checkpoint; prints before and after; draws the curve."""
   s.checkpoints.wait()
   s.console.stop()
-  lines = [x for x in read_metrics(s.workdir) if "eval/sampled" in x]
-  if lines:
+  lines = read_metrics(s.workdir)
+  scored = [line for line in lines if "eval/sampled" in line]
+  if scored:
     rows = []
     for name in ("sampled", "greedy"):
       first, last = (
         interval(x[f"eval/{name}"], x[f"eval/{name}_stderr"])
-        for x in (lines[0], lines[-1])
+        for x in (scored[0], scored[-1])
       )
       rows.append((f"eval/{name}", first, last))
     e = s.built.experiment.evaluation
     title = f"{e.prompts} {e.split} prompts, success with 95 % interval"
-    columns = ("", f"step {lines[0]['step']}", f"step {lines[-1]['step']}")
+    columns = ("", f"step {scored[0]['step']}", f"step {scored[-1]['step']}")
     s.console.table(title, columns, rows)
-  curve = plots.curve(s.workdir)
-  best = s.checkpoints.best()
-  s.console.say(
-    f"{how} at step {s.step}; best checkpoint {best}; curve in {curve}"
-  )
-  s.close()
+  end = f"{how} at step {s.step}"
+  if (best := s.checkpoints.best()) is not None:
+    end += f"; best checkpoint {best}"
+  if lines:
+    end += f"; curve in {plots.curve(s.workdir)}"
+  s.console.say(end)
   return cli.OK
 
 
