@@ -5,11 +5,13 @@ user can mend; 3 the wrong platform; 75 stopped by a signal and saved.
 """
 
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
-from absl import app, flags
+from absl import app, flags, logging
 
 from grpo_jax import preemption
 from grpo_jax.errors import UserError
@@ -32,6 +34,7 @@ def run(
   line on stderr and code 2, never a stack trace.
   """
   define()
+  logging.set_verbosity(logging.ERROR)  # of config_flags and Orbax
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's own chatter
   app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
@@ -90,21 +93,71 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 def _describe(error: Exception) -> str:
   """One line for what went wrong while flags and configuration were read."""
-  text = str(error).split("\n")[0]
+  lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   if isinstance(error, UserError | flags.Error):
-    return text
-  where = ""
-  frame = error.__traceback__
+    first, last = lines[0], lines[-1]
+    if last == first:
+      return first
+    # config_flags quotes the traceback of a configuration that raised.
+    return first.removesuffix("Error whilst parsing config file:") + last
+  if unknown := _unknown_key(error):
+    return unknown
+  what = type(error).__name__ + (f": {lines[0]}" if lines else "")
+  return f"could not read the configuration: {what}{_where(error)}"
+
+
+def _unknown_key(error: Exception) -> str | None:
+  """What config_flags and a locked ConfigDict mean by an AttributeError."""
+  if not isinstance(error, AttributeError):
+    return None
+  text = str(error).replace("\\n", "\n")
+  found = re.match(r"""[\W]*(Key )?\W*(\w+)\W*(\n|$| does not exist)""", text)
+  if not found:
+    return None
+  key = found[2]
+  flag = re.compile(rf"--?config\.(?P<key>[\w.]*\b{key})(=|$)")
+  named = [m["key"] for m in map(flag.match, sys.argv) if m]
+  close = re.search(r'Did you mean "(\w+)"', text)
+  mean = f" (did you mean {close[1]}?)" if close else ""
+  where = "" if named else _where(error)
+  return f"the configuration has no key {[*named, key][0]!r}{mean}{where}"
+
+
+def _where(error: Exception) -> str:
+  """' (FILE, line N)': the user's own code that raised, where it was that."""
+  where, frame = "", error.__traceback__
   while frame is not None:
     name = frame.tb_frame.f_code.co_filename
-    if "site-packages" not in name and name.endswith(".py"):
+    if os.path.isfile(name) and not any(name.startswith(p) for p in _NOT_USERS):
       where = f" ({os.path.relpath(name)}, line {frame.tb_lineno})"
     frame = frame.tb_next
-  if "experiments" not in where:
-    where = ""
-  return (
-    f"could not read the configuration: {type(error).__name__}: {text}{where}"
-  )
+  return where
+
+
+# Directories of code that no user wrote.
+_NOT_USERS = tuple(
+  os.path.dirname(path) + os.sep
+  for path in (__file__, os.__file__, os.path.dirname(flags.__file__))
+)
+
+
+def loaded(config: Any) -> Any:
+  """A configuration flag's value, which hides a file it could not open.
+
+  Raises:
+    UserError: there is none, or why its file could not be opened.
+  """
+  if config is None:
+    raise UserError(
+      "--config=FILE is missing, or its get_config returns nothing; e.g."
+      " --config=experiments/quickstart.py"
+    )
+  try:
+    config.to_dict()
+  except OSError as error:
+    why = str(error).strip().splitlines()[-1].strip()
+    raise UserError(f"could not read the configuration: {why}") from error
+  return config
 
 
 def _guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:

@@ -144,8 +144,12 @@ def _resolve(c: dict[str, Any]) -> Experiment:
   o, w = dict(c["optimizer"]), c["warmup"]
   name = o.pop("name")
   keys = ("learning_rate", "warmup_steps", "decay", "final_fraction")
-  rate = _schedule({k: o.pop(k) for k in keys}, warmup_steps, c["steps"])
-  warmup_rate = _schedule({k: w[k] for k in keys}, 0, max(w["steps"], 1))
+  rate = _schedule(
+    "optimizer", {k: o.pop(k) for k in keys}, warmup_steps, c["steps"]
+  )
+  warmup_rate = _schedule(
+    "warmup", {k: w[k] for k in keys}, 0, max(w["steps"], 1)
+  )
   made = named.make("optimizer", OPTIMIZERS, {"name": name, **o}, rate)
   return Experiment(
     config=c,
@@ -257,10 +261,12 @@ def make_evaluation(
 
 
 def _schedule(
-  c: Mapping[str, Any], start: int, steps: int
+  group: str, c: Mapping[str, Any], start: int, steps: int
 ) -> Callable[[Any], Any]:
   if c["decay"] not in ("constant", "linear", "cosine"):
-    raise UserError(f"decay {c['decay']!r} must be constant, linear or cosine")
+    raise UserError(
+      f"{group}.decay {c['decay']!r} must be constant, linear or cosine"
+    )
   peak = c["learning_rate"]
   rest = {k: v for k, v in c.items() if k != "learning_rate"}
   return optimizer.schedule(peak, start=start, steps=steps, **rest)
@@ -271,7 +277,8 @@ def _divides(name: str, part: int, of: str, whole: int) -> None:
     raise UserError(f"{name} {part} does not divide {of} {whole}")
 
 
-# Key -> smallest value; fractions are checked against 1 as well.
+# Key -> smallest value, for those that are set; fractions are checked against
+# 1 as well.
 _AT_LEAST = {
   "seed": 0,
   "steps": 0,
@@ -297,7 +304,15 @@ _AT_LEAST = {
   "sampling.max_support": 1,
   "sampling.temperature": 0,
   "sampling.min_p": 0,
+  "algorithm.beta": 0,
+  "algorithm.clip_low": 0,
+  "algorithm.clip_high": 0,
+  "algorithm.ddof": 0,
+  "algorithm.epsilon": 0,
   "optimizer.learning_rate": 0,
+  "optimizer.eps": 0,
+  "optimizer.weight_decay": 0,
+  "optimizer.clip_norm": 0,
   "optimizer.warmup_steps": 0,
   "warmup.steps": 0,
   "warmup.prompts_per_step": 1,
@@ -318,6 +333,9 @@ _FRACTIONS = (
   "sampling.top_p",
   "sampling.min_p",
   "eval.top_p",
+  "optimizer.b1",
+  "optimizer.b2",
+  "optimizer.momentum",
   "optimizer.final_fraction",
   "warmup.final_fraction",
 )
@@ -334,10 +352,10 @@ def check_numbers(c: Mapping[str, Any]) -> None:
     if isinstance(value, float) and not math.isfinite(value):
       raise UserError(f"{key} {value} must be finite")
   for key, low in _AT_LEAST.items():
-    if flat[key] < low:
+    if flat[key] is not None and flat[key] < low:
       raise UserError(f"{key} {flat[key]} must be at least {low}")
   for key in _FRACTIONS:
-    if not 0 <= flat[key] <= 1:
+    if flat[key] is not None and not 0 <= flat[key] <= 1:
       raise UserError(f"{key} {flat[key]} must be between 0 and 1")
   for key in ("sampling.top_p", "eval.top_p"):
     if flat[key] == 0:

@@ -202,7 +202,7 @@ def encode_demonstrations(
     if len(tokens) > width:
       raise UserError(
         f"demonstration {text[:60]!r} has {len(tokens)} tokens with its stop "
-        f"token, more than the {width} of a completion; raise it"
+        f"token, more than sampling.max_tokens {width}; raise it"
       )
     lengths[row] = len(tokens)
     ids[row, 0, : len(tokens)] = tokens

@@ -50,16 +50,19 @@ def explain(error: BaseException, action: str, after: str = ""):
 
 
 @contextlib.contextmanager
-def explained(action: str):
+def explained(action: str, mend: str = ""):
   """Raises the disk errors of its block as `UserError`, others unchanged.
 
   Args:
     action: what could not be done if the block fails.
+    mend: what helps against every other `OSError`, where something does.
   """
   try:
     yield
   except OSError as error:
     known = explain(error, action)
+    if known is None and mend:
+      known = UserError(f"{action}: {(error.strerror or '').lower()}; {mend}")
     if known is None:
       raise
     raise known from error

@@ -69,8 +69,9 @@ def find(
   module, _, function = name.partition(":")
   try:
     return getattr(importlib.import_module(module), function)
-  except (ImportError, AttributeError) as error:
-    raise UserError(f"{kind} {name!r} cannot be imported: {error}") from error
+  except Exception as error:  # a module of one's own may raise anything
+    why = f"{type(error).__name__}: {error}"
+    raise UserError(f"{kind} {name!r} cannot be imported: {why}") from error
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -53,7 +53,7 @@ class Records:
     self._rollouts = self._workdir / "rollouts"
     self._events = self._workdir / "tensorboard" if tensorboard else None
     self._writer = None
-    with explained(f"could not use workdir {workdir}"):
+    with explained(f"could not use workdir {workdir}", "choose another"):
       self._rollouts.mkdir(parents=True, exist_ok=True)
       if self._events:
         self._events.mkdir(exist_ok=True)

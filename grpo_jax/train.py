@@ -53,11 +53,9 @@ def define_flags() -> None:
 def main(_: Any) -> int:
   """The command; returns its exit code."""
   f = flags.FLAGS
-  if f.config is None:
-    raise UserError("--config=FILE is missing, e.g. experiments/quickstart.py")
   # From here on a signal is answered, not obeyed: the run saves, then ends.
   with preemption.Guard() as guard:
-    e = config.resolve(f.config)
+    e = config.resolve(cli.loaded(f.config))
     cli.check_platform(e.config["platform"])
     use_cache(e.config["compile_cache"])
     size = e.config["mesh"]
