@@ -205,7 +205,9 @@ def _embed(params: Params, ids: Array) -> Array:
   """Looks tokens up: [B, G, S] -> [B, G, S, D]."""
   # Padding ids may lie past the table; they are read by nothing.
   ids = jnp.minimum(ids, params["embed"].shape[0] - 1)
-  return shard(params["embed"][ids], "prompts", None, None, None)
+  # Gather the table over fsdp, or ids and hidden states travel in its stead.
+  table = shard(params["embed"], "vocab", None)
+  return shard(table[ids], "prompts", None, None, None)
 
 
 def _streams(prompts: Prompts) -> tuple[Array, Array]:
