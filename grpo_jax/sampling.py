@@ -17,7 +17,7 @@ from grpo_jax.logprobs import gather_support, tempered
 from grpo_jax.models import kv, transformer
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.layers import MASKED
-from grpo_jax.sharding import shard
+from grpo_jax.sharding import gather, shard
 from grpo_jax.types import Array, Params, Prompts, Rollout
 
 
@@ -106,8 +106,10 @@ def inverse_cdf(probs: Array, u: Array) -> Array:
   Returns:
     [...] int32. An index whose probability is 0 is never returned.
   """
-  cumulative = jnp.cumsum(probs, axis=-1)
-  total = cumulative[..., -1]
+  # A parallel sum may rise by rounding where the probability is 0, so only
+  # indices that have one count, for the total as well.
+  cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
+  total = jnp.max(cumulative, axis=-1)
   # u * total may round up to the total; the last rise must stay below it.
   target = jnp.minimum(u * total, jnp.nextafter(total, jnp.zeros_like(total)))
   return jnp.argmax(cumulative > target[..., None], axis=-1).astype(jnp.int32)
@@ -192,8 +194,9 @@ def sample(
     The rollout. Columns past a row's length hold `pad_id` and log-prob 0.
   """
   b, g, t = prompts.ids.shape[0], sampling.group_size, sampling.max_tokens
-  # The sampler's copy: cast and unstacked once per rollout.
+  # The sampler's copy: cast, gathered and unstacked once per rollout.
   params = transformer.cast(params, model)
+  params = gather(params, transformer.axes(model.arch))
   prompt_kv, _ = transformer.prefill(params, prompts, model=model)
   params = transformer.unstack(params, model.arch)
   keys = row_keys(key, prompts.ordinals, g)
@@ -213,6 +216,9 @@ def sample(
       model=model,
     )
     logits = transformer.logits(params, hidden[:, :, 0], model=model)
+    # Whole rows: one gather, where each reduction below would need its own,
+    # and sums in one order on every mesh.
+    logits = shard(logits, "prompts", None, None)
     draw = jax.vmap(
       jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, s.t)))
     )

@@ -49,7 +49,7 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
   """
   devices = jax.device_count()
   if data == -1:
-    data = max(1, devices // (fsdp * tensor))
+    data = max(1, devices // max(1, fsdp * tensor))
   if min(data, fsdp, tensor) < 1 or data * fsdp * tensor != devices:
     raise UserError(
       f"mesh data={data} x fsdp={fsdp} x tensor={tensor} needs"
@@ -98,6 +98,31 @@ def shard(x: jax.Array, *axes: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(
     x, spec(axes, x.shape, dict(mesh.shape))
   )
+
+
+def gather(tree: Any, axes: Any) -> Any:
+  """Weights whole over fsdp and still split over tensor: what products read.
+
+  Training leaves this to the compiler, which gathers a layer where it is used
+  and drops it. A loop that reads all weights at every turn, such as decoding,
+  has to start from the gathered copy: on TPU the gathers stay in the loop.
+
+  Args:
+    tree: parameters, traced.
+    axes: a tree like it, leaves tuples of axis names.
+  """
+  whole = {"embed": None, "table": "vocab"}
+  return jax.tree.map(
+    lambda x, names: shard(x, *(whole.get(name, name) for name in names)),
+    tree,
+    axes,
+  )
+
+
+def ways(*axes: str) -> int:
+  """Parts that logical axes are split into together; 1 without a mesh."""
+  sizes = jax.sharding.get_abstract_mesh().shape
+  return math.prod(sizes.get(a, 1) for name in axes for a in RULES[name])
 
 
 def named(
