@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from grpo_jax.models import transformer
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.layers import MASKED
+from grpo_jax.sharding import gather, ways
 from grpo_jax.types import Array, Params, Prompts, Rollout, length_mask
 
 Slabs = tuple[tuple[int, int], ...]  # (rows of each group, tokens), static
@@ -89,7 +90,8 @@ def token_logprobs(
   params = {k: v for k, v in params.items() if k in ("embed", "head")}
   ids = jnp.clip(ids, 0, model.arch.vocab - 1)
   b, g, t, _ = hidden.shape
-  size = max(1, min(t, model.logit_elements // (b * g * model.arch.vocab)))
+  per_token = b * g * model.arch.vocab // ways("prompts", "vocab")
+  size = max(1, min(t, model.logit_elements // per_token))
   if size == t:
     return chunk(params, (hidden, ids, support))
 
@@ -101,6 +103,9 @@ def token_logprobs(
     x = jnp.pad(x, pad).reshape(b, g, count, size, *x.shape[3:])
     return jnp.moveaxis(x, 2, 0)
 
+  # Once, not in each chunk; its gradient is reduced over devices once as well.
+  axes = transformer.axes(model.arch)
+  params = gather(params, {k: axes[k] for k in params})
   pieces = jax.tree.map(cut, (hidden, ids, support))
   _, out = jax.lax.scan(
     lambda carry, piece: (carry, chunk(params, piece)), None, pieces
