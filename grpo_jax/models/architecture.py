@@ -36,8 +36,8 @@ class Model:
     dtype: compute dtype of matrix products, 'float32' or 'bfloat16'; logits,
       softmax, norms and rotary angles are float32 in any case.
     remat: recompute each layer in the backward pass instead of storing it.
-    logit_elements: the most logits (float32) a device may hold at once; log-probs
-      are taken in chunks over T of at most this size.
+    logit_elements: the most logits (float32) a device may hold at once;
+      log-probs are taken in chunks over T of at most this size.
   """
 
   arch: Architecture
