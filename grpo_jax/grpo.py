@@ -220,14 +220,14 @@ def apply(
   """One optimizer step, or none: no momentum, no decay, nothing moves.
 
   It is skipped where a loss or gradient is not finite, and where the batch
-  carries no signal: all advantages 0 and no KL term, which would have a
-  gradient of its own.
+  carries no signal: no token to train, or all advantages 0 and no KL term,
+  which would have a gradient of its own.
   """
   norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
   alive = sums["signal"] > 0
   if algorithm.kl is not None:
-    alive = jnp.bool_(True)
+    alive |= sums["weight"] > 0
   use = finite & alive
   direction, opt = optimizer.transform.update(grads, state.opt, state.trainable)
   rate = optimizer.learning_rate(state.step)

@@ -117,7 +117,7 @@ def token_sums(
     "signal": jnp.sum(jnp.abs(batch.weights * batch.advantages)),
     "entropy": total(entropy),
     "ratio": jnp.sum(batch.weights * ratio),
-    "max_ratio": jnp.max(jnp.where(mask, ratio, -jnp.inf)),
+    "max_ratio": jnp.max(jnp.where(mask, ratio, 0)),
     "clip_low": total(clipped[0]),
     "clip_high": total(clipped[1]),
     "gap": total(gap),
