@@ -108,7 +108,7 @@ def sgd(
     momentum: 0 turns it off.
     clip_norm: largest global gradient norm; 0 turns clipping off.
   """
-  parts = []
+  parts = [optax.identity()]  # a chain of nothing is refused
   if clip_norm:
     parts.append(optax.clip_by_global_norm(clip_norm))
   if momentum:
