@@ -176,10 +176,10 @@ def test_retention_keeps_best_last_and_marked(tmp_path):
       c.save(step, {"w": [jnp.ones(1)]}, {}, score=score, keep=step == 1)
     c.wait()
     assert (c.steps(), c.best(), c.latest()) == ([1, 2, 4, 5], 2, 5)
-    before = (tmp_path / "5").stat().st_mtime_ns
-    c.save(5, {"w": [jnp.zeros(1)]}, {}, score=2.0)  # is there already
+    before = (tmp_path / "4").stat().st_mtime_ns
+    c.save(4, {"w": [jnp.zeros(1)]}, {}, score=2.0)  # there, with its score
     c.wait()
-    assert c.best() == 2 and (tmp_path / "5").stat().st_mtime_ns == before
+    assert c.best() == 2 and (tmp_path / "4").stat().st_mtime_ns == before
   with Checkpoints(tmp_path, keep_last=1) as c:  # the books are on disk
     assert c.best() == 2
     c.save(6, {"w": [jnp.ones(1)]}, {}, score=0.95)
