@@ -6,6 +6,7 @@ is stored once; keys, data order and demonstrations are functions of the seed
 and the step.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import os
@@ -68,7 +69,7 @@ class Session:
   totals: Totals
   lineage: dict[str, Any] | None  # where the first parameters came from
   scored: tuple[int, float] | None
-  lock: int  # file descriptor of the workdir's lock
+  resources: contextlib.ExitStack  # the open files, the workdir's lock
   reward_error_shown: bool = False
 
   def evaluated(self) -> bool:
@@ -117,11 +118,7 @@ class Session:
 
   def close(self) -> None:
     """Waits for the save in flight; raises its error."""
-    try:
-      self.checkpoints.close()
-    finally:
-      self.records.close()
-      os.close(self.lock)
+    self.resources.close()
 
   def __enter__(self):
     return self
@@ -151,42 +148,41 @@ def open_session(built: Built, workdir: str, console: Console) -> Session:
   """
   e = built.experiment
   path = pathlib.Path(workdir)
-  records = Records(path, tensorboard=e.config["log"]["tensorboard"])
-  lock = _lock(path)
-  checkpoints = Checkpoints(
-    path / DIRECTORY, keep_last=e.config["checkpoint"]["keep_last"]
-  )
-  found = _restore(built, checkpoints)
-  for step, why in checkpoints.skipped():
-    console.say(f"skipped checkpoint {step}: {why}")
-  if found:
-    step = found["step"]
-    console.say(f"resumed at step {step} of {e.total_steps}")
-    records.restore(step)
-  else:
-    # A reference left by a run that never reached a checkpoint is not ours.
-    shutil.rmtree(path / REFERENCE, ignore_errors=True)
-    found = _begin(built)
-    records.restore(-1)
-  session = Session(
-    built,
-    path,
-    console,
-    records,
-    checkpoints,
-    **found,
-    scored=_last_score(path),
-    lock=lock,
-  )
-  stored = {
-    "config": e.config,
-    "lineage": session.lineage,
-    "version": __version__,
-  }
-  save_json(path / "config.json", stored)
-  if session.phase == "rl":
-    session.save_reference()
-  return session
+  with contextlib.ExitStack() as resources:
+    records = resources.enter_context(
+      Records(path, tensorboard=e.config["log"]["tensorboard"])
+    )
+    resources.callback(os.close, _lock(path))
+    keep_last = e.config["checkpoint"]["keep_last"]
+    checkpoints = resources.enter_context(
+      Checkpoints(path / DIRECTORY, keep_last=keep_last)
+    )
+    found = _restore(built, checkpoints)
+    for step, why in checkpoints.skipped():
+      console.say(f"skipped checkpoint {step}: {why}")
+    if found:
+      console.say(f"resumed at step {found['step']} of {e.total_steps}")
+      records.restore(found["step"])
+    else:
+      # A reference left by a run that never reached a checkpoint is not ours.
+      shutil.rmtree(path / REFERENCE, ignore_errors=True)
+      found = _begin(built)
+      records.restore(-1)
+    s = Session(
+      built=built,
+      workdir=path,
+      console=console,
+      records=records,
+      checkpoints=checkpoints,
+      scored=_last_score(path),
+      resources=resources.pop_all(),
+      **found,
+    )
+    stored = {"config": e.config, "lineage": s.lineage, "version": __version__}
+    save_json(path / "config.json", stored)
+    if s.phase == "rl":
+      s.save_reference()
+    return s
 
 
 def _begin(built: Built) -> dict[str, Any]:

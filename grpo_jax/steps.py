@@ -9,6 +9,8 @@ signal leaves the last finished step untouched.
 """
 
 import dataclasses
+import functools
+import operator
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -260,7 +262,7 @@ def update_all(
 
 
 def join(parts: Sequence[Any]) -> Any:
-  """Records of several rollouts as one: arrays and lists along prompts."""
+  """Records of several rollouts as one: arrays, lists and texts joined."""
 
   def one(name: str) -> Any:
     values = [getattr(part, name) for part in parts]
@@ -268,7 +270,7 @@ def join(parts: Sequence[Any]) -> Any:
       return None
     if isinstance(values[0], np.ndarray):
       return np.concatenate(values)
-    return sum(values[1:], values[0])
+    return functools.reduce(operator.add, values)
 
   names = [field.name for field in dataclasses.fields(parts[0])]
   return type(parts[0])(**{name: one(name) for name in names})

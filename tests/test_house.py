@@ -1,0 +1,183 @@
+"""Who may import whom, and how long a file may be, read from the sources."""
+
+import ast
+import graphlib
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "grpo_jax"
+
+
+def name_of(path):
+  parts = path.relative_to(ROOT).with_suffix("").parts
+  return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+TREES = {name_of(p): ast.parse(p.read_text()) for p in PACKAGE.rglob("*.py")}
+
+
+def imports(tree, deep=True):
+  """Full names that a module imports; `deep`: inside functions as well."""
+  nodes = list(ast.walk(tree)) if deep else tree.body
+  found = set()
+  for node in nodes:
+    if isinstance(node, ast.Import):
+      found |= {alias.name for alias in node.names}
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, "imports are absolute"
+      full = {f"{node.module}.{alias.name}" for alias in node.names}
+      modules = full & TREES.keys()
+      found |= modules or {node.module}
+  return found
+
+
+ALL = {name: imports(tree) for name, tree in TREES.items()}
+OURS = {
+  name: {x for x in found if x.split(".")[0] == "grpo_jax"}
+  for name, found in ALL.items()
+}
+ROOTS = {name: {x.split(".")[0] for x in found} for name, found in ALL.items()}
+
+
+def short(names):
+  return {name.removeprefix("grpo_jax.") for name in names}
+
+
+MODELS = {"models.architecture", "models.kv", "models.layers"}
+MODELS |= {"models.transformer"}
+# What each module of the pure core may import of the package; nothing else.
+CORE = {
+  "advantages": set(),
+  "losses": set(),
+  "algorithms": {"advantages", "losses"},
+  "errors": set(),
+  "types": set(),
+  "sharding": {"errors"},
+  "models.architecture": set(),
+  "models.layers": {"types"},
+  "models.kv": {"models.architecture", "sharding", "types"},
+  "models.transformer": (MODELS | {"sharding", "types"})
+  - {"models.transformer"},
+  "logprobs": MODELS | {"sharding", "types"},
+  "sampling": MODELS | {"logprobs", "sharding", "types"},
+  "metrics": {"types"},
+  "optimizer": set(),
+  "grpo": {
+    "algorithms",
+    "logprobs",
+    "metrics",
+    "models.architecture",
+    "optimizer",
+    "sampling",
+    "types",
+  },
+}
+
+
+@pytest.mark.parametrize("name", CORE)
+def test_the_core_imports_the_core(name):
+  assert short(OURS[f"grpo_jax.{name}"]) <= CORE[name]
+
+
+def test_every_model_file_belongs_to_the_core():
+  files = {n for n in short(OURS) if n.startswith("models.")}
+  assert files <= CORE.keys()
+
+
+def test_the_formulas_need_nothing_but_jax():
+  for name in ("advantages", "losses", "algorithms"):
+    allowed = {"jax", "collections", "dataclasses", "functools", "grpo_jax"}
+    assert ROOTS[f"grpo_jax.{name}"] <= allowed
+
+
+def reach(name):
+  """Modules that importing one module runs, packages on the way included."""
+  seen, todo = set(), {name}
+  while todo:
+    name = todo.pop()
+    if name in seen:
+      continue
+    seen.add(name)
+    todo |= OURS.get(name, set())
+    if "." in name:
+      todo.add(name.rpartition(".")[0])
+  return seen
+
+
+HOST = sorted(
+  name
+  for name in TREES
+  if name.startswith(("grpo_jax.tasks", "grpo_jax.rewards"))
+  or name in ("grpo_jax.tokenizer", "grpo_jax.data")
+)
+DEVICE = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
+
+
+@pytest.mark.parametrize("name", HOST)
+def test_tasks_rewards_and_tokenizers_know_no_jax(name):
+  for module in reach(name):
+    assert not ROOTS.get(module, set()) & DEVICE, module
+
+
+def test_python_agrees_that_they_know_no_jax():
+  code = f"import sys, {', '.join(HOST)}\n"
+  code += "print(sorted(m for m in sys.modules if m == 'jax'))"
+  out = subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    check=True,
+    cwd=ROOT,
+  )
+  assert out.stdout.strip() == "[]"
+
+
+def test_the_package_knows_no_experiment_and_no_test():
+  for name, roots in ROOTS.items():
+    assert not roots & {"experiments", "tests", "launch"}, name
+
+
+def test_modules_do_not_import_in_circles():
+  graph = {
+    name: {x for x in imports(tree, deep=False) if x in TREES}
+    for name, tree in TREES.items()
+  }
+  graphlib.TopologicalSorter(graph).prepare()
+
+
+OWNERS = {
+  "orbax": {"checkpoint", "checkpoint_io"},
+  "tensorboardX": {"records"},
+  "matplotlib": {"plots"},
+  "rich": {"console"},
+  "optax": {"grpo", "optimizer"},
+}
+
+
+@pytest.mark.parametrize("library", OWNERS)
+def test_a_library_has_its_place(library):
+  users = {name for name, roots in ROOTS.items() if library in roots}
+  assert short(users) <= OWNERS[library]
+
+
+def test_only_compile_compiles():
+  for name, tree in TREES.items():
+    used = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(tree):
+      if isinstance(node, ast.ImportFrom):
+        used |= {alias.name for alias in node.names}
+    assert "pjit" not in used and "pmap" not in used, name
+    assert name == "grpo_jax.compile" or "jit" not in used, name
+
+
+def test_files_fit():
+  folders = (PACKAGE, ROOT / "experiments", ROOT / "tests", ROOT / "launch")
+  for path in (p for folder in folders for p in folder.rglob("*.py")):
+    lines = len(path.read_text().splitlines())
+    assert lines < 400, f"{path}: {lines} lines"
+    assert path.stem not in ("utils", "helpers", "manager", "common")
+  assert len((PACKAGE / "grpo.py").read_text().splitlines()) <= 250
