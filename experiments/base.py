@@ -20,7 +20,7 @@ def get_config() -> config_dict.ConfigDict:
     ""  # cpu, gpu or tpu is asserted at start; '' takes what is there
   )
   c.compile_cache = "~/.cache/grpo_jax"  # compiled programs on disk; '' none
-  c.tokenizer = "byte"
+  c.tokenizer = ""  # byte; '' is the model's own, or byte from scratch
 
   c.mesh = config_dict.ConfigDict()
   c.mesh.data = -1  # replicas; -1 takes the devices that the others leave
@@ -54,8 +54,12 @@ def get_config() -> config_dict.ConfigDict:
 
   c.data = config_dict.ConfigDict()
   c.data.max_prompt_tokens = 0  # longer prompts are refused; 0: as they come
+  c.data.chat = False  # render prompts through the model's chat template
+  c.data.system = ""  # the system message of that chat
 
   c.model = config_dict.ConfigDict()
+  c.model.path = ""  # a directory, a GGUF file or a hub id[@revision] to start
+  # from; the sizes below are then the model's own and are not read
   c.model.layers = 2
   c.model.embed = 64
   c.model.heads = 4
