@@ -37,6 +37,7 @@ def get_config() -> config_dict.ConfigDict:
   c.task.dataset = unset(str)  # reasoning_gym: its data set's name
   c.task.options = unset(str)  # its options, a JSON object
   c.task.size = unset(int)  # training questions to generate
+  c.task.question_regex = unset(str)  # the part of its text that is asked
   c.task.success_from = unset(float)  # verifier's score that is a success
   c.task.train_path = unset(str)  # jsonl: the files
   c.task.tuning_path = unset(str)

@@ -34,6 +34,7 @@ def reasoning_gym(
   size: int = 4096,
   tuning: int = 256,
   heldout: int = 256,
+  question_regex: str = "",
   template: str = "{question}\n",
   stop: str | Sequence[str] = ("\n",),
   extract: str = "text",
@@ -65,6 +66,8 @@ def reasoning_gym(
     size: distinct training questions.
     tuning: distinct tuning questions.
     heldout: distinct held-out questions.
+    question_regex: what of the generator's text is the question: the first
+      group of the first match; '' takes the whole text.
     template: text with `{question}`; few-shot examples are part of it.
     stop: strings, one token each, that end a completion.
     extract: rule that reads the answer from the text (`rules.make_extractor`);
@@ -83,7 +86,9 @@ def reasoning_gym(
   extractor = rules.make_extractor(extract)
   wanted = heldout + tuning + size
   generator = _create(dataset, options, draws := 10 * wanted + 1000)
-  examples = _distinct(generator, dataset, wanted, draws, template)
+  examples = _distinct(
+    generator, dataset, wanted, draws, template, question_regex
+  )
   return Task(
     name=f"reasoning_gym/{dataset}",
     splits={
@@ -219,8 +224,26 @@ def _create(dataset: str, options: str, draws: int) -> Any:
     ) from None
 
 
+def _cut(question: str, pattern: str, dataset: str) -> str:
+  """The asked part of a generated text."""
+  if not pattern:
+    return question
+  found = re.search(pattern, question, re.DOTALL)
+  if not found or not found.groups():
+    raise UserError(
+      f"question_regex {pattern!r} finds no group in {question[:80]!r}, a"
+      f" question of reasoning_gym dataset {dataset!r}"
+    )
+  return found.group(1)
+
+
 def _distinct(
-  generator: Any, dataset: str, wanted: int, draws: int, template: str
+  generator: Any,
+  dataset: str,
+  wanted: int,
+  draws: int,
+  template: str,
+  pattern: str,
 ) -> tuple[Example, ...]:
   """The first `wanted` distinct questions, in the order of the index."""
   examples: dict[str, Example] = {}
@@ -236,7 +259,7 @@ def _distinct(
         f"reasoning_gym dataset {dataset!r} failed to generate question "
         f"{index}: {type(e).__name__}: {' '.join(str(e).split())[:200]}"
       ) from None
-    question = entry["question"]
+    question = _cut(entry["question"], pattern, dataset)
     key = question_id(question)
     if key not in examples:
       # Some datasets have no single answer: only their verifier knows.
