@@ -48,6 +48,10 @@ class Built:
     advantage: rewards, rollout, scores -> batch.
     minibatch: batch, index -> batch.
     update: {slabs: state, batch, ends_step -> state, metrics}.
+    zeros: parameters, micro-batch -> gradients and sums of none.
+    take: batch, prompts to keep -> micro-batch, its weights untouched.
+    accumulate: {slabs: parameters, micro-batch, total -> total}.
+    apply: state, total, ends_step -> state, metrics.
     evaluators: {'sampled' | 'greedy': params, prompts, key -> rollout}.
   """
 
@@ -62,6 +66,10 @@ class Built:
   advantage: Program
   minibatch: Program
   update: dict[Slabs, Program]
+  zeros: Program
+  take: Program
+  accumulate: dict[Slabs, Program]
+  apply: Program
   evaluators: dict[str, Program]
 
   @property
@@ -80,6 +88,14 @@ class Built:
       examples, ordinals, e.tokenizer, e.prompt_width
     )
     return self.to_device(Prompts(**arrays))
+
+  def first_parameters(self, key: Array) -> Params:
+    """Those of the model a run starts from, or drawn from the key."""
+    e = self.experiment
+    if e.pretrained is None:
+      return self.init(key)
+    where = jax.tree.map(lambda x: x.sharding, self.params_target())
+    return e.pretrained.load(e.model.arch, where)
 
   def params_target(self) -> Params:
     """Abstract trainable parameters with their shardings, for a restore."""
@@ -189,6 +205,7 @@ def build(e: Experiment, programs: Programs) -> Built:
   b, s = e.batching, e.sampling
   size = f"B={b.prompts_per_step} G={s.group_size} P={e.prompt_width}"
   size += f" T={s.max_tokens}"
+  micro = size.replace(f"={b.prompts_per_step} ", f"={b.micro_batch_prompts} ")
   return Built(
     experiment=e,
     programs=programs,
@@ -224,6 +241,19 @@ def build(e: Experiment, programs: Programs) -> Built:
       )
       for plan in b.slabs
     },
+    zeros=programs.bind("zeros", _zeros(e), out=shardings),
+    take=programs.bind("take", _take, shapes=micro),
+    accumulate={
+      plan: programs.bind(
+        "gradients",
+        _accumulate(e, plan),
+        shapes=f"{micro} {_words(plan)}",
+        donate=(2,),
+        out=shardings,
+      )
+      for plan in b.slabs
+    },
+    apply=programs.bind("apply", _apply(e), donate=(0, 1), out=first),
     evaluators={
       name: programs.bind(
         f"eval {name}",
@@ -294,6 +324,44 @@ def _update(e: Experiment, plan: Slabs) -> Any:
       optimizer=e.optimizer,
       micro_batches=e.batching.micro_batches,
       slabs=plan,
+    )
+
+  return fn
+
+
+def _take(batch: grpo.Batch, index: Array) -> grpo.Batch:
+  """The prompts of one micro-batch; weights stay those of the mini-batch."""
+  return jax.tree.map(lambda x: x[index] if x.ndim else x, batch)
+
+
+def _accumulate(e: Experiment, plan: Slabs) -> Any:
+  def fn(params: Params, part: grpo.Batch, total: tuple) -> tuple:
+    grads = grpo.gradients(
+      params, {}, part, model=e.model, algorithm=e.algorithm, slabs=plan
+    )
+    return grpo.add(total, grads)
+
+  return fn
+
+
+def _zeros(e: Experiment) -> Any:
+  def fn(params: Params, part: grpo.Batch) -> tuple:
+    shapes = jax.eval_shape(
+      lambda: grpo.gradients(
+        params, {}, part, model=e.model, algorithm=e.algorithm
+      )
+    )
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+  return fn
+
+
+def _apply(e: Experiment) -> Any:
+  def fn(
+    state: TrainState, total: tuple, ends_step: Array
+  ) -> tuple[TrainState, grpo.Metrics]:
+    return grpo.apply(
+      state, total, ends_step, algorithm=e.algorithm, optimizer=e.optimizer
     )
 
   return fn

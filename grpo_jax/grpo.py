@@ -134,36 +134,52 @@ def update(
     The next state and metrics, every one over the mini-batch's real tokens.
   """
 
-  def gradients(batch: Batch) -> tuple[Params, Metrics]:
-    return jax.grad(loss, has_aux=True)(
+  def of(part: Batch) -> tuple[Params, Metrics]:
+    return gradients(
       state.trainable,
       state.frozen,
-      batch,
+      part,
       model=model,
       algorithm=algorithm,
       slabs=slabs,
     )
 
   if micro_batches == 1:
-    grads, sums = gradients(batch)
+    total = of(batch)
   else:
     pieces = split_prompts(batch, micro_batches)
     first = jax.tree.map(lambda x: x[0], pieces)
     zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradients, first)
+      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of, first)
     )
-
-    def accumulate(total: tuple, piece: Batch) -> tuple[tuple, None]:
-      grads, sums = gradients(piece)
-      grads = jax.tree.map(jnp.add, total[0], grads)
-      return (grads, metrics.combine(total[1], sums)), None
-
-    (grads, sums), _ = jax.lax.scan(accumulate, zeros, pieces)
-  state, applied = apply(
-    state, grads, sums, algorithm=algorithm, optimizer=optimizer
+    total, _ = jax.lax.scan(
+      lambda total, piece: (add(total, of(piece)), None), zeros, pieces
+    )
+  return apply(
+    state, total, ends_step, algorithm=algorithm, optimizer=optimizer
   )
-  state = state.replace(step=state.step + ends_step)
-  return state, {**metrics.token_means(sums), **applied}
+
+
+def gradients(
+  trainable: Params,
+  frozen: Params,
+  batch: Batch,
+  *,
+  model: Model,
+  algorithm: Algorithm,
+  slabs: Slabs | None = None,
+) -> tuple[Params, Metrics]:
+  """Gradients and sums of one micro-batch; `add` joins several."""
+  return jax.grad(loss, has_aux=True)(
+    trainable, frozen, batch, model=model, algorithm=algorithm, slabs=slabs
+  )
+
+
+def add(
+  a: tuple[Params, Metrics], b: tuple[Params, Metrics]
+) -> tuple[Params, Metrics]:
+  """Joins the gradients and sums of two micro-batches."""
+  return jax.tree.map(jnp.add, a[0], b[0]), metrics.combine(a[1], b[1])
 
 
 def loss(
@@ -211,8 +227,8 @@ def loss(
 
 def apply(
   state: TrainState,
-  grads: Params,
-  sums: Metrics,
+  total: tuple[Params, Metrics],
+  ends_step: Array | int = 1,
   *,
   algorithm: Algorithm,
   optimizer: Optimizer,
@@ -223,6 +239,7 @@ def apply(
   carries no signal: no token to train, or all advantages 0 and no KL term,
   which would have a gradient of its own.
   """
+  grads, sums = total
   norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
   alive = sums["signal"] > 0
@@ -239,7 +256,9 @@ def apply(
     (trainable, opt),
     (state.trainable, state.opt),
   )
-  return state.replace(trainable=trainable, opt=opt), {
+  step = state.step + ends_step
+  return state.replace(trainable=trainable, opt=opt, step=step), {
+    **metrics.token_means(sums),
     "update/grad_norm": norm,
     "update/learning_rate": rate,
     "update/nonfinite": 1.0 - finite,

@@ -193,7 +193,7 @@ def _begin(built: Built) -> dict[str, Any]:
   if e.config["init_from"]:
     params, lineage = load_parameters(built, e.config["init_from"])
   else:
-    params = built.init(key)
+    params = built.first_parameters(key)
   return {
     "state": built.begin[phase](params, key, built.put_scalar(0)),
     "phase": phase,

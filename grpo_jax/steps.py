@@ -24,6 +24,7 @@ from grpo_jax.logprobs import Slabs, cover
 from grpo_jax.rewards.runner import RewardBatch, score_batch
 from grpo_jax.tasks.base import Completion, Example
 from grpo_jax.types import Batch, Rewards, Rollout, Scores, TrainState
+from grpo_jax.updates import update_all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,9 +198,10 @@ def reinforce_step(
   batch = make_batch(built, state, rollout, rewards, plan)
   guard.wait(batch)
   clock.lap("time/score")
-  with guard.shielded():
-    state, sums, last = update_all(built, state, batch, plan)
-    guard.wait((state, sums))
+  mixed = metrics.mixed_groups(rewards.total, rewards.scored)
+  state, sums, last, computed = update_all(
+    built, state, batch, host.lengths, mixed
+  )
   clock.lap("time/update")
   seconds = {**clock.seconds, "time/step": sum(clock.seconds.values())}
   out = {
@@ -214,7 +216,7 @@ def reinforce_step(
     ),
     **metrics.length_metrics(host.lengths, host.truncated),
     **average([metrics.scalars(s) for s in sums]),
-    "tokens/computed_frac": computed_frac(host, e.prompt_width, plan),
+    "tokens/computed_frac": computed / real_tokens(host, e.batching.epochs),
     **seconds,
     "time/tokens_per_second": float(host.lengths.sum() / seconds["time/step"]),
   }
@@ -244,23 +246,6 @@ def probe_step(
   return join(hosts), join(rewards)
 
 
-def update_all(
-  built: Built, state: TrainState, batch: Batch, plan: Slabs
-) -> tuple[TrainState, list[dict], Batch]:
-  """Every optimizer step of a rollout: epochs x mini-batches."""
-  b = built.experiment.batching
-  sums = []
-  part = batch
-  for update in range(b.updates_per_step):
-    if b.minibatches > 1:
-      index = built.put_scalar(update % b.minibatches)
-      part = built.minibatch(batch, index)
-    last = built.put_scalar(int(update == b.updates_per_step - 1))
-    state, values = built.update[plan](state, part, last)
-    sums.append(values)
-  return state, sums, part
-
-
 def join(parts: Sequence[Any]) -> Any:
   """Records of several rollouts as one: arrays, lists and texts joined."""
 
@@ -284,12 +269,11 @@ def average(values: list[dict[str, float]]) -> dict[str, float]:
   }
 
 
-def computed_frac(host: HostRollout, width: int, plan: Slabs) -> float:
-  """Token positions the update computes per real one: 1 is no padding."""
-  b = len(host.examples)
-  computed = b * (width - 1) + b * sum(rows * size for rows, size in plan)
-  real = (host.prompt_lengths - 1).sum() + host.lengths.sum()
-  return float(computed / max(real, 1))
+def real_tokens(host: HostRollout, epochs: int) -> float:
+  """Tokens of prompts (once a group) and completions in a step's updates."""
+  return float(
+    epochs * max((host.prompt_lengths - 1).sum() + host.lengths.sum(), 1)
+  )
 
 
 def stored_groups(
