@@ -53,6 +53,10 @@ def get_config() -> config_dict.ConfigDict:
   c.task.extract = unset(str)  # how the answer is read from a completion
   c.task.stop = unset(str)  # a one-token string that ends a completion
 
+  c.reward = config_dict.ConfigDict()
+  c.reward.time_limit = 10.0  # seconds to score one completion, or no score
+  c.reward.workers = 0  # processes of cpu_bound rewards; 0: a core each
+
   c.data = config_dict.ConfigDict()
   c.data.max_prompt_tokens = 0  # longer prompts are refused; 0: as they come
   c.data.chat = False  # render prompts through the model's chat template

@@ -18,6 +18,7 @@ from grpo_jax.errors import UserError
 from grpo_jax.logprobs import Slabs
 from grpo_jax.models import transformer
 from grpo_jax.optimizer import Optimizer
+from grpo_jax.rewards.runner import Runner
 from grpo_jax.sampling import Sampling, stream_key
 from grpo_jax.types import (
   Array,
@@ -37,6 +38,7 @@ class Built:
 
   Attributes:
     experiment: the records they were made from.
+    runner: calls the task's reward functions.
     programs: counts and announces compilations; holds mesh and guard.
     shapes: (state before the update of each phase): 'warmup' and 'rl', the
       abstract train states with their shardings.
@@ -56,6 +58,7 @@ class Built:
   """
 
   experiment: Experiment
+  runner: Runner
   programs: Programs
   shapes: dict[str, TrainState]
   init: Program
@@ -208,6 +211,7 @@ def build(e: Experiment, programs: Programs) -> Built:
   micro = size.replace(f"={b.prompts_per_step} ", f"={b.micro_batch_prompts} ")
   return Built(
     experiment=e,
+    runner=Runner(e.task, e.scoring.time_limit, e.scoring.workers),
     programs=programs,
     shapes=shapes,
     init=programs.bind("init", init, out=shardings),

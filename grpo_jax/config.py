@@ -24,7 +24,14 @@ from grpo_jax.tokenizer import Tokenizer, make_tokenizer
 
 # Keys that may change between a run and its resumption: they say where and
 # how it is computed or shown, not what.
-FREE = ("platform", "compile_cache", "mesh", "checkpoint", "log")
+FREE = (
+  "platform",
+  "compile_cache",
+  "mesh",
+  "checkpoint",
+  "log",
+  "reward.workers",
+)
 
 # Rows of the embedding are rounded up, so that meshes divide them.
 VOCAB_MULTIPLE = 64
@@ -77,11 +84,25 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
+class Scoring:
+  """How reward functions are run.
+
+  Attributes:
+    time_limit: seconds for one completion, where a function has no limit.
+    workers: most processes for cpu_bound functions; 0: one a core.
+  """
+
+  time_limit: float
+  workers: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment:
   """A resolved configuration: records only, nothing built on a device."""
 
   config: Mapping[str, Any]  # plain nested dict, for storing and comparing
   task: Task
+  scoring: Scoring
   tokenizer: Tokenizer
   prompt_width: int  # P
   pretrained: Pretrained | None  # the model a run starts from
@@ -165,6 +186,7 @@ def _resolve(c: dict[str, Any]) -> Experiment:
   return Experiment(
     config=c,
     task=task,
+    scoring=Scoring(**c["reward"]),
     tokenizer=tokenizer,
     prompt_width=width,
     pretrained=pretrained,
@@ -313,5 +335,5 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   return [
     f"{key}: {a.get(key)!r} -> {b.get(key)!r}"
     for key in sorted({*a, *b})
-    if key.split(".")[0] not in FREE and a.get(key) != b.get(key)
+    if not {key, key.split(".")[0]} & {*FREE} and a.get(key) != b.get(key)
   ]

@@ -106,6 +106,7 @@ def stored_rollout(
     success=column("success", np.float32),
     parts=column("parts", np.float32),
     extracted=[[row["extracted"] for row in group] for group in rows],
+    timed_out=np.zeros_like(scored),
     errors=int((~scored).sum()),
     first_error="",
   )

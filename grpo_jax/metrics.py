@@ -30,6 +30,7 @@ TABLE: Mapping[str, str] = {
   "group/frac_mixed": "share of groups with unequal rewards: these train",
   "reward/unscored": "rows that could not be scored; they train nothing",
   "reward/errors": "rows on which the reward function failed",
+  "reward/timed_out": "rows on which it met its time limit",
   "completion/length_mean": "tokens of a completion, stop token included",
   "completion/length_max": "longest completion in tokens",
   "completion/length_min": "shortest completion in tokens",
@@ -176,6 +177,7 @@ def reward_metrics(
   parts: np.ndarray,
   part_names: tuple[str, ...],
   errors: int,
+  timed_out: np.ndarray,
 ) -> dict[str, float]:
   """Rewards and groups of one rollout, on the host.
 
@@ -186,6 +188,7 @@ def reward_metrics(
     parts: [B, G, C].
     part_names: C names.
     errors: rows on which the reward function failed.
+    timed_out: [B, G] bool, those of them that met a time limit.
   """
   rows = np.maximum(scored.sum(), 1)
   kept = np.where(scored, total, 0.0)
@@ -212,6 +215,7 @@ def reward_metrics(
     "group/frac_all_wrong": float(wrong.mean()),
     "reward/unscored": float((~scored).sum()),
     "reward/errors": float(errors),
+    "reward/timed_out": float(timed_out.sum()),
   }
   for i, name in enumerate(part_names):
     value = np.where(scored, parts[..., i], 0.0).sum() / rows

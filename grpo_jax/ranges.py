@@ -27,6 +27,7 @@ _AT_LEAST = {
   "batch.epochs": 1,
   "batch.slabs": 1,
   "batch.slab_lengths": 1,
+  "reward.workers": 0,
   "sampling.group_size": 2,
   "sampling.max_tokens": 1,
   "sampling.top_k": 0,
@@ -95,6 +96,10 @@ def check_numbers(flat: Mapping[str, Any]) -> None:
     raise UserError(
       "sampling.temperature 0 draws G equal completions, which train nothing;"
       " set it above 0"
+    )
+  if flat["reward.time_limit"] <= 0:
+    raise UserError(
+      f"reward.time_limit {flat['reward.time_limit']} must be above 0 seconds"
     )
   if flat["seed"] >= 2**32:
     raise UserError(f"seed {flat['seed']} must be below {2**32}")

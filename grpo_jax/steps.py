@@ -21,7 +21,7 @@ import numpy as np
 from grpo_jax import data, metrics, probe
 from grpo_jax.build import Built
 from grpo_jax.logprobs import Slabs, cover
-from grpo_jax.rewards.runner import RewardBatch, score_batch
+from grpo_jax.rewards.runner import RewardBatch
 from grpo_jax.tasks.base import Completion, Example
 from grpo_jax.types import Batch, Rewards, Rollout, Scores, TrainState
 from grpo_jax.updates import update_all
@@ -145,9 +145,9 @@ def sample_and_reward(
   rollout = built.sample(state.params, prompts, state.key, state.step)
   host = fetch(built, rollout, examples, ordinals)
   clock.lap("time/sample")
-  rewards = score_batch(
-    built.experiment.task, examples, host.completions, poll=guard.check
-  )
+  step = built.experiment.warmup_steps + index + 1
+  ids = [("rl", step, int(ordinal)) for ordinal in ordinals]
+  rewards = built.runner.score(examples, host.completions, guard.check, ids)
   clock.lap("time/reward")
   return rollout, host, rewards
 
@@ -213,6 +213,7 @@ def reinforce_step(
       rewards.parts,
       e.task.parts,
       rewards.errors,
+      rewards.timed_out,
     ),
     **metrics.length_metrics(host.lengths, host.truncated),
     **average([metrics.scalars(s) for s in sums]),

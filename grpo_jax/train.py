@@ -69,6 +69,7 @@ def main(_: Any) -> int:
     if not f.workdir:
       raise UserError("--workdir=DIR is missing: where the run is kept")
     built = build.build(e, Programs(mesh, guard, console.say))
+    built.runner.check(guard.check)
     return run(built, f.workdir, console, f.probe)
 
 
@@ -148,7 +149,7 @@ def record(s: Session, result: steps.StepResult) -> None:
   t.dead += round(m["update/dead"] * updates)
   m["update/nonfinite_total"], m["update/dead_total"] = t.nonfinite, t.dead
   m |= s.built.programs.metrics()
-  s.records.write_metrics(s.step, m)
+  s.write_metrics(m)
   if s.built.experiment.config["log"]["rollouts"] and result.groups:
     s.records.write_rollouts(s.step, result.groups)
   s.console.step(s.step, m)
@@ -203,12 +204,14 @@ def evaluate_now(s: Session) -> None:
   examples = list(e.task.split(e.evaluation.split))[: e.evaluation.prompts]
   clock = steps.Clock()
   sampled, greedy = (
-    evaluate.evaluate(s.built, s.state.params, s.state.key, how, examples)
+    evaluate.evaluate(
+      s.built, s.state.params, s.state.key, how, examples, s.step
+    )
     for how in ("sampled", "greedy")
   )
   clock.lap("time/eval")
   m = evaluate.eval_metrics(sampled, greedy)
-  s.records.write_metrics(s.step, {**m, **clock.seconds})
+  s.write_metrics({**m, **clock.seconds})
   s.console.say(
     f"step {s.step:6d}  {e.evaluation.split}  sampled"
     f" {interval(sampled.mean, sampled.stderr)}  greedy"

@@ -16,6 +16,23 @@ import numpy as np
 from grpo_jax.tasks.base import Completion, Example, Reward, RewardFunction
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+  """One call of one reward function.
+
+  Attributes:
+    row: place of the completion in its batch.
+    part: place of the function in its task.
+  """
+
+  row: int
+  part: int
+  function: RewardFunction
+  limit: float
+  example: Example
+  completion: Completion
+
+
 @dataclasses.dataclass(frozen=True)
 class Outcome:
   """A checked answer: plain numbers and text, or the reason for none.

@@ -7,7 +7,6 @@ import the parent's main module, and JAX with it, into each.
 
 import collections
 import contextlib
-import dataclasses
 import os
 import pickle
 import signal
@@ -20,9 +19,9 @@ from multiprocessing import Pipe, connection
 from typing import Any
 
 from grpo_jax.errors import UserError
-from grpo_jax.rewards.outcome import Outcome, lost, timed_out
+from grpo_jax.rewards.outcome import Job, Outcome, lost, timed_out
 from grpo_jax.rewards.worker import HELLO
-from grpo_jax.tasks.base import Completion, Example, RewardFunction
+from grpo_jax.tasks.base import RewardFunction
 
 MEMORY_LIMIT = 4 * 2**30  # bytes a worker may take beyond its loaded modules
 MOST_WORKERS = 32  # when the number is left to the machine
@@ -35,23 +34,6 @@ sys.path[:] = {path!r}
 from grpo_jax.rewards import worker
 worker.main({connection}, {lifeline})
 """
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Job:
-  """One call of one reward function.
-
-  Attributes:
-    row: place of the completion in its batch.
-    part: place of the function in its task.
-  """
-
-  row: int
-  part: int
-  function: RewardFunction
-  limit: float
-  example: Example
-  completion: Completion
 
 
 class Pool:

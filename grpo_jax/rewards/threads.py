@@ -15,17 +15,18 @@ import time
 from collections.abc import Sequence
 
 from grpo_jax.rewards.outcome import (
+  Job,
   Outcome,
   call,
   call_async,
+  failed,
   lost,
   timed_out,
 )
-from grpo_jax.rewards.pool import Job
 
 CONCURRENCY = 64  # coroutines at a time
 GRACE = 1.0  # seconds for a coroutine to notice that its time is up
-HEARTBEAT = 0.02  # seconds between two signs of life of an event loop
+HEARTBEAT = 0.05  # seconds between two signs of life of an event loop
 
 
 class _TimeUp(BaseException):
@@ -57,8 +58,9 @@ class Inline:
 
   def submit(self, jobs: Sequence[Job]) -> None:
     """Queues the jobs of a batch."""
-    self._todo.extend(jobs)
-    self._launch()
+    with self._lock:
+      self._todo.extend(jobs)
+      self._launch()
 
   def collect(self, timeout: float) -> list[tuple[Job, Outcome]]:
     """Waits up to `timeout` seconds; returns the jobs that ended meanwhile.
@@ -167,20 +169,24 @@ class Loop:
       job, outcome = self._ended.popleft()
       if self._flying.pop(job, None) is not None:  # else given up before
         done.append((job, outcome))
+    return done + self._overdue()
+
+  def _overdue(self) -> list[tuple[Job, Outcome]]:
+    """Gives up what has outlived its limit, and a loop that is blocked."""
     now = time.monotonic()
-    blocking = self._turn.blocking(now)
-    if blocking:
-      self._turn.leave_behind()
-      self._turn = None
-      done += [(job, timed_out(job.limit)) for job in blocking]
-      # The others were waiting for the loop, not for their answers.
-      again = [job for job in self._flying if job not in blocking]
-      self._todo.extendleft(reversed(again))
-      self._flying.clear()
-    for job in [j for j, latest in self._flying.items() if now > latest]:
-      del self._flying[job]  # it will not be cancelled
-      done.append((job, timed_out(job.limit)))
-    return done
+    if silent := self._turn.silent(now):
+      gone = [job for job in self._turn.running() if silent > job.limit]
+      if gone:
+        self._turn.stop()
+        self._turn = None
+        # The others waited for the loop, not for their answers.
+        self._todo.extendleft(job for job in self._flying if job not in gone)
+        self._flying.clear()
+    else:
+      gone = [job for job, latest in self._flying.items() if now > latest]
+      for job in gone:  # it ignores being cancelled
+        del self._flying[job]
+    return [(job, timed_out(job.limit)) for job in gone]
 
   def cancel(self) -> None:
     """Drops what is queued and what runs."""
@@ -211,45 +217,39 @@ class _Turn:
   def begin(self, job: Job) -> None:
     self._loop.call_soon_threadsafe(self._create, job)
 
-  def blocking(self, now: float) -> list[Job]:
-    """Jobs to blame for a loop that has been silent past their limit."""
+  def silent(self, now: float) -> float:
+    """Seconds since the last sign of life, when they are too many, else 0."""
     silent = now - self._beat
-    if silent < 10 * HEARTBEAT:
-      return []
-    task = asyncio.current_task(self._loop)
-    # A task that a function made is nobody's known: all are to blame.
-    known = self._jobs.get(task) if task else None
-    blamed = [known] if known else list(self._jobs.values())
-    return [job for job in blamed if silent > job.limit]
+    return silent if silent > 10 * HEARTBEAT else 0.0
 
-  def leave_behind(self) -> None:
-    self._left = True
-    _leave_behind(self._thread)
+  def running(self) -> list[Job]:
+    """The job that holds the loop; all, where it is in a task of its own."""
+    task = asyncio.current_task(self._loop)
+    known = self._jobs.get(task) if task else None
+    return [known] if known else list(self._jobs.values())
 
   def stop(self) -> None:
+    """Ends the loop when it can be ended; does not wait for that."""
+    self._left = True
     with contextlib.suppress(RuntimeError):  # it is closed
       self._loop.call_soon_threadsafe(self._loop.stop)
-    self._thread.join(GRACE)
-    if self._thread.is_alive():
-      self.leave_behind()
+    if self.silent(time.monotonic()):
+      _leave_behind(self._thread)
 
   def _run(self) -> None:
     asyncio.set_event_loop(self._loop)
-    with contextlib.suppress(_TimeUp):
-      try:
+    try:
+      with contextlib.suppress(_TimeUp):
         self._pulse()
         self._loop.run_forever()
-      finally:
-        self._left = True
+      with contextlib.suppress(_TimeUp):
         tasks = asyncio.all_tasks(self._loop)
         for task in tasks:
           task.cancel()
-        self._loop.run_until_complete(
-          asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 0.5)
-          if tasks
-          else asyncio.sleep(0)
-        )
-        self._loop.close()
+        if tasks:
+          self._loop.run_until_complete(asyncio.wait(tasks, timeout=0.5))
+    finally:
+      self._loop.close()
 
   def _pulse(self) -> None:
     self._beat = time.monotonic()
@@ -273,6 +273,10 @@ class _Turn:
       if self._left:
         raise
       outcome = lost("it was cancelled")  # by itself
+    except KeyboardInterrupt as error:
+      outcome = failed(error)
+    except _TimeUp:
+      return
     if limit.expired():
       outcome = timed_out(job.limit)
     if not self._left:

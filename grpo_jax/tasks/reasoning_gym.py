@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_jax.errors import UserError
@@ -14,6 +14,7 @@ from grpo_jax.tasks.base import (
   Completion,
   Example,
   Reward,
+  RewardFunction,
   Task,
   answer_itself,
   check_range,
@@ -83,9 +84,10 @@ def reasoning_gym(
   check_range("reasoning_gym", "tuning", tuning, 0, whole=True)
   check_range("reasoning_gym", "heldout", heldout, 0, whole=True)
   check_range("reasoning_gym", "success_from", success_from, 1e-6, 1)
-  extractor = rules.make_extractor(extract)
+  rules.make_extractor(extract)  # refuses an unknown rule before the draws
   wanted = heldout + tuning + size
-  generator = _create(dataset, options, draws := 10 * wanted + 1000)
+  draws = 10 * wanted + 1000
+  generator = _create(dataset, options, draws)
   examples = _distinct(
     generator, dataset, wanted, draws, template, question_regex
   )
@@ -96,12 +98,11 @@ def reasoning_gym(
       "tuning": examples[heldout : heldout + tuning],
       "train": examples[heldout + tuning :],
     },
-    reward=functools.partial(
-      _verify,
-      dataset=dataset,
-      score=generator.score_answer,
-      extractor=extractor,
-      success_from=success_from,
+    # In a process: some verifiers search, and a few texts take them minutes.
+    reward=RewardFunction(
+      "verifier",
+      _Verifier(dataset, options, draws, extract, success_from),
+      cpu_bound=True,
     ),
     stop=strings("reasoning_gym", "stop", stop),
     parts=("score",),
@@ -109,25 +110,41 @@ def reasoning_gym(
   )
 
 
-def _verify(
-  example: Example,
-  completion: Completion,
-  *,
-  dataset: str,
-  score: Callable[[str, dict], float],
-  extractor: Callable[[str], str | None],
-  success_from: float,
-) -> Reward:
-  answer = extractor(completion.text)
-  value = 0.0
-  if answer is not None and safe_to_verify(dataset, answer):
-    try:
-      value = float(score(answer, example.source))
-    except (Exception, SystemExit) as e:
-      why = f"its verifier raised {type(e).__name__}: {e}"
-      return Reward(None, None, {}, answer, why)
-  right = float(value >= success_from and not completion.truncated)
-  return Reward(right, right, {"score": value}, answer)
+class _Verifier:
+  """Extracts the answer and asks the dataset's own verifier.
+
+  Pickled as its arguments: a few datasets hold what pickle refuses, and some
+  megabytes that a worker makes itself as it loads.
+  """
+
+  def __init__(
+    self,
+    dataset: str,
+    options: str,
+    draws: int,
+    extract: str,
+    success_from: float,
+  ):
+    self._arguments = (dataset, options, draws, extract, success_from)
+    self._dataset = dataset
+    self._score = _create(dataset, options, draws).score_answer
+    self._extractor = rules.make_extractor(extract)
+    self._success_from = success_from
+
+  def __reduce__(self):
+    return _Verifier, self._arguments
+
+  def __call__(self, example: Example, completion: Completion) -> Reward:
+    answer = self._extractor(completion.text)
+    value = 0.0
+    if answer is not None and safe_to_verify(self._dataset, answer):
+      try:
+        value = float(self._score(answer, example.source))
+      except (Exception, SystemExit) as e:
+        why = f"its verifier raised {type(e).__name__}: {e}"
+        return Reward(None, None, {}, answer, why)
+    right = float(value >= self._success_from and not completion.truncated)
+    return Reward(right, right, {"score": value}, answer)
 
 
 # --- Text that may reach a verifier that evaluates it ------------------------
@@ -184,6 +201,7 @@ def safe_to_verify(dataset: str, answer: str) -> bool:
 # --- Building the questions -------------------------------------------------
 
 
+@functools.cache
 def _create(dataset: str, options: str, draws: int) -> Any:
   """The reasoning_gym dataset, its name and options checked."""
   # Inside the function: the import takes a second that other tasks save.
