@@ -257,7 +257,7 @@ def build(e: Experiment, programs: Programs) -> Built:
       )
       for plan in b.slabs
     },
-    apply=programs.bind("apply", _apply(e), donate=(0, 1), out=first),
+    apply=programs.bind("apply", _apply(e), donate=(0,), out=first),
     evaluators={
       name: programs.bind(
         f"eval {name}",

@@ -47,13 +47,8 @@ def score(
   They are those of the distribution that was sampled (its temperature and
   support), so on fresh samples they equal `rollout.sampler_logprobs` up to
   rounding. Used for the reference policy, and for the old policy where a
-  rollout serves more than one update.
-
-  Args:
-    params: the network's parameters.
-    rollout: [B, G, T] completions.
-    model: the model record.
-    slabs: a static plan for ragged lengths, or None.
+  rollout serves more than one update. `slabs` is a static plan for ragged
+  lengths, or None.
   """
   logprobs, entropy = rollout_logprobs(
     params, rollout, model=model, slabs=slabs
@@ -91,14 +86,7 @@ def advantage(
 def minibatch(
   batch: Batch, index: Array | int, *, parts: int, algorithm: Algorithm
 ) -> Batch:
-  """One of `parts` mini-batches, its token weights taken over itself.
-
-  Args:
-    batch: the rollout batch.
-    index: which, 0 .. parts-1; may be traced.
-    parts: a divisor of B.
-    algorithm: gives the weights.
-  """
+  """Mini-batch `index` of `parts`, its token weights taken over itself."""
   part = jax.tree.map(lambda x: x[index], split_prompts(batch, parts))
   return part.replace(weights=algorithm.weights(part.rollout.mask))
 
@@ -169,7 +157,7 @@ def gradients(
   algorithm: Algorithm,
   slabs: Slabs | None = None,
 ) -> tuple[Params, Metrics]:
-  """Gradients and sums of one micro-batch; `add` joins several."""
+  """Gradients, and sums for metrics, of one micro-batch."""
   return jax.grad(loss, has_aux=True)(
     trainable, frozen, batch, model=model, algorithm=algorithm, slabs=slabs
   )

@@ -69,7 +69,6 @@ def main(_: Any) -> int:
     if not f.workdir:
       raise UserError("--workdir=DIR is missing: where the run is kept")
     built = build.build(e, Programs(mesh, guard, console.say))
-    built.runner.check(guard.check)
     return run(built, f.workdir, console, f.probe)
 
 
@@ -108,6 +107,7 @@ def train(s: Session, probe_prompts: int = 0) -> int:
   if not probe_prompts:
     if s.step == e.total_steps and not eval_due(s):
       return finish(s, "this run is finished already")
+    built.runner.check(guard.check)
     ahead.compile_all(built, s.phase)
   s.console.start(e.total_steps, s.step)
   while True:
