@@ -222,10 +222,8 @@ def check_demonstrations(e: Experiment) -> None:
 
 def make_model(c: Mapping[str, Any], vocab: int) -> Model:
   """The model record of `config.model`, for a tokenizer's vocabulary."""
-  c = dict(c)
-  how = {k: c.pop(k) for k in ("dtype", "remat", "logit_elements")}
-  if how["dtype"] not in ("float32", "bfloat16"):
-    raise UserError(f"model.dtype {how['dtype']!r} must be float32 or bfloat16")
+  how = computed(c)
+  c = {k: v for k, v in c.items() if k not in (*how, "path")}
   if c["heads"] % c["kv_heads"]:
     raise UserError(
       f"model.kv_heads {c['kv_heads']} does not divide model.heads {c['heads']}"
