@@ -106,6 +106,8 @@ def quick(**changes):
     ({"eval__prompts": 10_000}, "more than the 512 examples"),
     ({"batch__slabs": 9}, "must not exceed"),
     ({"seed": -1}, "seed -1 must be at least 0"),
+    ({"reward__time_limit": 0.0}, "time_limit 0.0 must be above 0 seconds"),
+    ({"reward__workers": -1}, "workers -1 must be at least 0"),
   ],
 )
 def test_refuses(changes, message):
@@ -123,9 +125,14 @@ def test_a_missing_key_is_named():
 
 
 def test_differences_name_keys_and_skip_free_ones():
-  a, b = quick(seed=1), quick(seed=2, mesh__fsdp=2, log__every=7)
+  a = quick(seed=1)
+  b = quick(seed=2, mesh__fsdp=2, log__every=7, reward__workers=3)
   found = config.differences(a.to_dict(), b.to_dict())
   assert found == ["seed: 1 -> 2"]
+  # What was within its limit may not be, so the limit is no free key.
+  b = quick(seed=1, reward__time_limit=5.0)
+  found = config.differences(a.to_dict(), b.to_dict())
+  assert found == ["reward.time_limit: 10.0 -> 5.0"]
 
 
 def my_task(letters: int = 3):
