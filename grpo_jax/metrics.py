@@ -177,7 +177,7 @@ def reward_metrics(
   parts: np.ndarray,
   part_names: tuple[str, ...],
   errors: int,
-  timed_out: np.ndarray,
+  timed_out: int = 0,
 ) -> dict[str, float]:
   """Rewards and groups of one rollout, on the host.
 
@@ -188,7 +188,7 @@ def reward_metrics(
     parts: [B, G, C].
     part_names: C names.
     errors: rows on which the reward function failed.
-    timed_out: [B, G] bool, those of them that met a time limit.
+    timed_out: those of them that met a time limit.
   """
   rows = np.maximum(scored.sum(), 1)
   kept = np.where(scored, total, 0.0)
@@ -215,7 +215,7 @@ def reward_metrics(
     "group/frac_all_wrong": float(wrong.mean()),
     "reward/unscored": float((~scored).sum()),
     "reward/errors": float(errors),
-    "reward/timed_out": float(timed_out.sum()),
+    "reward/timed_out": float(timed_out),
   }
   for i, name in enumerate(part_names):
     value = np.where(scored, parts[..., i], 0.0).sum() / rows

@@ -213,7 +213,7 @@ def reinforce_step(
       rewards.parts,
       e.task.parts,
       rewards.errors,
-      rewards.timed_out,
+      int(rewards.timed_out.sum()),
     ),
     **metrics.length_metrics(host.lengths, host.truncated),
     **average([metrics.scalars(s) for s in sums]),

@@ -79,6 +79,8 @@ class Pool:
     Raises:
       UserError: they cannot be loaded.
     """
+    if self._failed_starts >= FAILED_STARTS:
+      raise UserError("no reward worker process could be started")
     self.start()
     self.collect(timeout)
     return self._loaded_once
