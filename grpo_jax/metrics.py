@@ -22,7 +22,7 @@ TABLE: Mapping[str, str] = {
   "reward/mean": "mean reward over scored rows",
   "reward/std": "standard deviation of the reward over scored rows",
   "reward/group_std": "standard deviation within a group, mean over groups",
-  "reward/part/*": "mean of one named part of the reward over scored rows",
+  "reward/part/*": "mean of one named part of the reward over the rows it spoke on",
   "success": "the task's own success, mean over scored rows",
   "group/frac_zero_std": "share of groups whose rewards are equal: no signal",
   "group/frac_all_right": "share of groups in which every row succeeds",
@@ -185,7 +185,7 @@ def reward_metrics(
     total: [B, G].
     scored: [B, G] bool.
     success: [B, G].
-    parts: [B, G, C].
+    parts: [B, G, C]; NaN where a part abstained.
     part_names: C names.
     errors: rows on which the reward function failed.
     timed_out: those of them that met a time limit.
@@ -218,7 +218,8 @@ def reward_metrics(
     "reward/timed_out": float(timed_out),
   }
   for i, name in enumerate(part_names):
-    value = np.where(scored, parts[..., i], 0.0).sum() / rows
+    spoke = scored & ~np.isnan(parts[..., i])
+    value = np.where(spoke, parts[..., i], 0.0).sum() / max(spoke.sum(), 1)
     out[f"reward/part/{name}"] = float(value)
   return out
 
