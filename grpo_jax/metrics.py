@@ -22,7 +22,7 @@ TABLE: Mapping[str, str] = {
   "reward/mean": "mean reward over scored rows",
   "reward/std": "standard deviation of the reward over scored rows",
   "reward/group_std": "standard deviation within a group, mean over groups",
-  "reward/part/*": "mean of one named part of the reward over the rows it spoke on",
+  "reward/part/*": "mean of one named part of the reward over rows it spoke on",
   "success": "the task's own success, mean over scored rows",
   "group/frac_zero_std": "share of groups whose rewards are equal: no signal",
   "group/frac_all_right": "share of groups in which every row succeeds",
