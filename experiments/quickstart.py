@@ -20,7 +20,7 @@ def get_config(preset: str = "grpo_sequence"):
   """The quickstart under a named algorithm."""
   c = base.get_config()
   c.algorithm.name = preset
-  c.steps = 160
+  c.steps = 240
   c.task.name = "words"
   c.task.kind = "reverse"
   c.task.min_letters = 3

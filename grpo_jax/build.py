@@ -148,10 +148,10 @@ def check_mesh(e: Experiment, mesh: jax.sharding.Mesh) -> None:
     raise UserError(
       f"model.embed {arch.embed} is not divisible by mesh.fsdp {sizes['fsdp']}"
     )
-  if arch.vocab % (tensor * sizes["fsdp"]):
+  if arch.vocab % tensor:
     raise UserError(
       f"the {arch.vocab} rows of the vocabulary are not divisible by"
-      f" mesh.tensor {tensor} x mesh.fsdp {sizes['fsdp']}"
+      f" mesh.tensor {tensor}"
     )
   if arch.kv_heads % tensor and not e.config["mesh"]["replicate_kv"]:
     raise UserError(

@@ -7,6 +7,7 @@ user can mend; 3 the wrong platform; 75 stopped by a signal and saved.
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -135,9 +136,9 @@ def _where(error: Exception) -> str:
 
 
 # Directories of code that no user wrote.
-_NOT_USERS = tuple(
-  os.path.dirname(path) + os.sep
-  for path in (__file__, os.__file__, os.path.dirname(flags.__file__))
+_NOT_USERS = (
+  os.path.dirname(__file__) + os.sep,
+  *(sysconfig.get_path(x) + os.sep for x in ("stdlib", "purelib", "platlib")),
 )
 
 

@@ -33,9 +33,13 @@ _PANELS = (
     ),
     False,
   ),
-  ("completion length (tokens)", (("length/mean", "", _INK),), False),
+  (
+    "completion length (tokens)",
+    (("completion/length_mean", "", _INK),),
+    False,
+  ),
 )
-_OTHER_NAMES = {"length/mean": ("length",), "entropy": ("entropy/mean",)}
+_OTHER_NAMES = {"entropy": ("entropy/mean",)}
 
 
 def curve(workdir):

@@ -31,10 +31,6 @@ RULES: Mapping[str, tuple[str, ...]] = {
   "kv_heads": ("tensor",),
   "ffn": ("tensor",),
   "vocab": ("tensor",),
-  # A lookup table is split over rows only: a split second axis makes the
-  # partitioner copy the whole table for the gather. Tensor comes first, so
-  # gathering over fsdp leaves the split that the output projection wants.
-  "table": ("tensor", "fsdp"),
 }
 
 # Logical axes that may stay whole where the mesh axis does not divide them.
@@ -111,9 +107,8 @@ def gather(tree: Any, axes: Any) -> Any:
     tree: parameters, traced.
     axes: a tree like it, leaves tuples of axis names.
   """
-  whole = {"embed": None, "table": "vocab"}
   return jax.tree.map(
-    lambda x, names: shard(x, *(whole.get(name, name) for name in names)),
+    lambda x, names: shard(x, *(a if a != "embed" else None for a in names)),
     tree,
     axes,
   )

@@ -82,8 +82,9 @@ def run(
       try:
         return train(s, probe_prompts)
       except (Stopped, preemption.Preempted):
-        s.save()
-        saved = f"saved step {s.step}"
+        if s.step:  # what is before the first step can be had again
+          s.save()
+          saved = f"saved step {s.step}"
         raise
   except Stopped as stop:
     console.stop()

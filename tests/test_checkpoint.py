@@ -150,6 +150,24 @@ def test_unknown_layout_is_refused_and_never_removed(tmp_path):
     assert c.steps() == [1, 3]
 
 
+def test_a_score_is_added_once(tmp_path):
+  def tree(value):
+    return {"trainable": {"w": jnp.full(2, value)}}
+
+  with Checkpoints(tmp_path / "c") as c:
+    c.save(1, tree(1.0), {"at": 1}, score=0.5)
+    c.save(2, tree(2.0), {"at": 2})
+    c.save(2, tree(9.0), {"at": 9}, score=0.7)
+    c.save(2, tree(9.0), {"at": 9}, score=0.1)
+  with Checkpoints(tmp_path / "c") as c:
+    assert c.best() == 2
+    assert c.host(2) == {"at": 2}
+    _equal(c.restore(2, abstract(tree(0.0))), tree(2.0))
+    c.save(3, tree(3.0), {}, score=0.6)
+  with Checkpoints(tmp_path / "c") as c:
+    assert c.best() == 2  # 0.7, not 0.1
+
+
 def test_retention_keeps_best_last_and_marked(tmp_path):
   scores = {0: None, 1: 0.2, 2: 0.9, 3: float("nan"), 4: 0.5, 5: None}
   with Checkpoints(tmp_path, keep_last=2) as c:
@@ -158,10 +176,10 @@ def test_retention_keeps_best_last_and_marked(tmp_path):
       c.save(step, {"w": [jnp.ones(1)]}, {}, score=score, keep=step == 1)
     c.wait()
     assert (c.steps(), c.best(), c.latest()) == ([1, 2, 4, 5], 2, 5)
-    before = (tmp_path / "5").stat().st_mtime_ns
-    c.save(5, {"w": [jnp.zeros(1)]}, {}, score=2.0)  # is there already
+    before = (tmp_path / "4").stat().st_mtime_ns
+    c.save(4, {"w": [jnp.zeros(1)]}, {}, score=2.0)  # there, with its score
     c.wait()
-    assert c.best() == 2 and (tmp_path / "5").stat().st_mtime_ns == before
+    assert c.best() == 2 and (tmp_path / "4").stat().st_mtime_ns == before
   with Checkpoints(tmp_path, keep_last=1) as c:  # the books are on disk
     assert c.best() == 2
     c.save(6, {"w": [jnp.ones(1)]}, {}, score=0.95)

@@ -124,7 +124,7 @@ def test_demonstrations_end_with_stop_and_ignore_the_batch():
 def test_demonstrations_refuse():
   task = words()
   rows = [e for e in task.split("train") if len(e.answer) == 5][:1]
-  with pytest.raises(UserError, match=r"6 tokens.*the 5"):
+  with pytest.raises(UserError, match=r"6 tokens.*max_tokens 5"):
     data.encode_demonstrations(task, rows, [0], TOK, 0, 5)
   with pytest.raises(UserError, match="no demonstrations"):
     data.encode_demonstrations(_task(["a"]), rows, [0], TOK, 0, 9)

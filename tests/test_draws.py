@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
@@ -58,18 +59,25 @@ def test_rounding_of_a_parallel_sum_makes_no_id_possible():
   # A cumulative sum computed in parallel can rise, by its last bit, at an
   # index of probability 0. Aim u at every such step.
   rng = np.random.default_rng(0)
-  probs = rng.gamma(0.3, size=(64, 320)).astype(np.float32)
-  probs[:, rng.random(320) < 0.5] = 0
-  probs[:, 258:] = 0  # rows past the tokenizer
+  probs = rng.gamma(0.3, size=(64, 1000)).astype(np.float32)
+  probs[:, rng.random(1000) < 0.5] = 0
+  probs[:, 900:] = 0  # rows past the tokenizer
   probs /= probs.sum(-1, keepdims=True)
-  total = np.asarray(toys.jit(lambda p: p.cumsum(-1))(jax.numpy.array(probs)))
+  total = np.asarray(toys.jit(functools.partial(jnp.cumsum, axis=-1))(probs))
   below = np.pad(total, ((0, 0), (1, 0)))[:, :-1]
   row, column = np.nonzero((probs == 0) & (total > below))
-  aims = below[row, column] / total[row, -1]
-  aims = np.concatenate((aims, np.tile(EDGES, 64))).astype(np.float32)
-  row = np.concatenate((row, np.repeat(np.arange(64), len(EDGES))))
+  aims = (below[row, column] / total[row, -1]).astype(np.float32)
+  up, down = (
+    np.nextafter(aims, np.float32(1)),
+    np.nextafter(aims, np.float32(0)),
+  )
+  aims = np.minimum(np.concatenate((aims, up, down)), EDGES[4])
+  row = np.tile(row, 3)
   index = np.asarray(DRAW(probs[row], aims))
   assert (probs[row, index] > 0).all()
+  every = np.repeat(np.arange(64), len(EDGES))
+  index = np.asarray(DRAW(probs[every], np.tile(EDGES, 64)))
+  assert (probs[every, index] > 0).all()
 
 
 def test_temperature_comes_before_the_softmax():
@@ -169,7 +177,7 @@ def test_log_softmax_is_float32_whatever_the_weights(dtype):
   zeros = np.zeros((n, 2), np.float32)
   token, entropy = toys.jit(score)(
     {"embed": zeros, "head": zeros},
-    jax.numpy.ones((1, 1, 1, 2), model.compute_dtype),
+    jnp.ones((1, 1, 1, 2), model.compute_dtype),
     np.full((1, 1, 1), n - 1, np.int32),
   )
   assert token.dtype == entropy.dtype == np.float32

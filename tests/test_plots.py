@@ -30,7 +30,7 @@ def test_curve_of_a_whole_run(tmp_path, monkeypatch):
     for step in range(20, 300):
       metrics = {"reward/mean": step / 300, "kl/ref": 0.1, "entropy": 1.0}
       metrics |= {"group/frac_all_right": 0.2, "group/frac_all_wrong": 0.1}
-      metrics |= {"length/mean": float("nan") if step == 50 else 8.0}
+      metrics |= {"completion/length_mean": float("nan") if step == 50 else 8.0}
       if step % 50 == 0:
         metrics |= {"eval/sampled": 0.5, "eval/sampled_stderr": 0.02}
         metrics |= {"eval/greedy": 0.6}
@@ -46,7 +46,7 @@ def test_curve_of_a_whole_run(tmp_path, monkeypatch):
   ("metrics", "count"),
   [
     ({"reward/mean": 0.5}, 1),
-    ({"eval/greedy": 0.5, "length/mean": 3}, 2),
+    ({"eval/greedy": 0.5, "completion/length_mean": 3}, 2),
     ({"phase": "warmup", "loss": 1.0}, 1),
     ({"entropy": 1.0, "unknown": 1.0}, 2),
   ],

@@ -56,7 +56,7 @@ def weights(arch: Architecture) -> dict[str, Any]:
     return Weight((n, *shape), (None, *axes), std)
 
   table = {
-    "embed": Weight((arch.vocab, d), ("table", None), fan_in),
+    "embed": Weight((arch.vocab, d), ("vocab", "embed"), fan_in),
     "layers": {
       "attn_norm": stack((d,), (None,), None),
       "attn": {
@@ -205,7 +205,8 @@ def _embed(params: Params, ids: Array) -> Array:
   """Looks tokens up: [B, G, S] -> [B, G, S, D]."""
   # Padding ids may lie past the table; they are read by nothing.
   ids = jnp.minimum(ids, params["embed"].shape[0] - 1)
-  # Gather the table over fsdp, or ids and hidden states travel in its stead.
+  # Gathered over fsdp, or else ids and hidden states travel in its stead; and
+  # a lookup in a table whose columns are split makes the partitioner copy it.
   table = shard(params["embed"], "vocab", None)
   return shard(table[ids], "prompts", None, None, None)
 
