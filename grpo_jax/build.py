@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import data, grpo, sharding
+from grpo_jax import data, sharding, traced
 from grpo_jax.compile import Program, Programs
 from grpo_jax.config import Experiment
 from grpo_jax.errors import UserError
@@ -19,16 +19,12 @@ from grpo_jax.logprobs import Slabs
 from grpo_jax.models import transformer
 from grpo_jax.optimizer import Optimizer
 from grpo_jax.rewards.runner import Runner
-from grpo_jax.sampling import Sampling, stream_key
+from grpo_jax.sampling import stream_key
 from grpo_jax.types import (
   Array,
   Params,
   Prompts,
-  Rewards,
-  Rollout,
-  Scores,
   TrainState,
-  length_mask,
 )
 
 
@@ -221,47 +217,47 @@ def build(e: Experiment, programs: Programs) -> Built:
     },
     imitate=programs.bind(
       "imitate",
-      _imitate(e),
+      traced.imitate(e),
       shapes=f"B={e.warmup_prompts} P={e.prompt_width} T={s.max_tokens}",
       donate=(0,),
       out=first,
     ),
-    sample=programs.bind("sample", _sample(e, s, "sample"), shapes=size),
+    sample=programs.bind("sample", traced.sample(e, s, "sample"), shapes=size),
     score={
       plan: programs.bind(
-        "score", _score(e, plan), shapes=f"{size} {_words(plan)}"
+        "score", traced.score(e, plan), shapes=f"{size} {_words(plan)}"
       )
       for plan in b.slabs
     },
-    advantage=programs.bind("advantage", _advantage(e), shapes=size),
-    minibatch=programs.bind("minibatch", _minibatch(e), shapes=size),
+    advantage=programs.bind("advantage", traced.advantage(e), shapes=size),
+    minibatch=programs.bind("minibatch", traced.minibatch(e), shapes=size),
     update={
       plan: programs.bind(
         "update",
-        _update(e, plan),
+        traced.update(e, plan),
         shapes=f"{size} {_words(plan)}",
         donate=(0,),
         out=first,
       )
       for plan in b.slabs
     },
-    zeros=programs.bind("zeros", _zeros(e), out=shardings),
-    take=programs.bind("take", _take, shapes=micro),
+    zeros=programs.bind("zeros", traced.zeros(e), out=shardings),
+    take=programs.bind("take", traced.take, shapes=micro),
     accumulate={
       plan: programs.bind(
         "gradients",
-        _accumulate(e, plan),
+        traced.accumulate(e, plan),
         shapes=f"{micro} {_words(plan)}",
         donate=(2,),
         out=shardings,
       )
       for plan in b.slabs
     },
-    apply=programs.bind("apply", _apply(e), donate=(0,), out=first),
+    apply=programs.bind("apply", traced.apply(e), donate=(0,), out=first),
     evaluators={
       name: programs.bind(
         f"eval {name}",
-        _sample(e, how, "eval"),
+        traced.sample(e, how, "eval"),
         shapes=f"B={e.evaluation.prompts_per_batch} G={how.group_size}"
         f" P={e.prompt_width} T={how.max_tokens}",
       )
@@ -275,133 +271,3 @@ def build(e: Experiment, programs: Programs) -> Built:
 
 def _words(plan: Slabs) -> str:
   return "+".join(f"{rows}x{tokens}" for rows, tokens in plan)
-
-
-def _sample(e: Experiment, how: Sampling, stream: str) -> Any:
-  def fn(params: Params, prompts: Prompts, key: Array, step: Array) -> Rollout:
-    return grpo.sample(
-      params,
-      prompts,
-      stream_key(key, step, stream),
-      model=e.model,
-      sampling=how,
-      policy_step=step,
-    )
-
-  return fn
-
-
-def _score(e: Experiment, plan: Slabs) -> Any:
-  def fn(params: Params, rollout: Rollout) -> Array:
-    scores = grpo.score(params, rollout, model=e.model, slabs=plan)
-    return scores.logprobs
-
-  return fn
-
-
-def _advantage(e: Experiment) -> Any:
-  def fn(rewards: Rewards, rollout: Rollout, scores: Scores) -> grpo.Batch:
-    return grpo.advantage(rewards, rollout, scores, algorithm=e.algorithm)
-
-  return fn
-
-
-def _minibatch(e: Experiment) -> Any:
-  def fn(batch: grpo.Batch, index: Array) -> grpo.Batch:
-    return grpo.minibatch(
-      batch, index, parts=e.batching.minibatches, algorithm=e.algorithm
-    )
-
-  return fn
-
-
-def _update(e: Experiment, plan: Slabs) -> Any:
-  def fn(
-    state: TrainState, batch: grpo.Batch, ends_step: Array
-  ) -> tuple[TrainState, grpo.Metrics]:
-    return grpo.update(
-      state,
-      batch,
-      ends_step,
-      model=e.model,
-      algorithm=e.algorithm,
-      optimizer=e.optimizer,
-      micro_batches=e.batching.micro_batches,
-      slabs=plan,
-    )
-
-  return fn
-
-
-def _take(batch: grpo.Batch, index: Array) -> grpo.Batch:
-  """The prompts of one micro-batch; weights stay those of the mini-batch."""
-  return jax.tree.map(lambda x: x[index] if x.ndim else x, batch)
-
-
-def _accumulate(e: Experiment, plan: Slabs) -> Any:
-  def fn(params: Params, part: grpo.Batch, total: tuple) -> tuple:
-    grads = grpo.gradients(
-      params, {}, part, model=e.model, algorithm=e.algorithm, slabs=plan
-    )
-    return grpo.add(total, grads)
-
-  return fn
-
-
-def _zeros(e: Experiment) -> Any:
-  def fn(params: Params, part: grpo.Batch) -> tuple:
-    shapes = jax.eval_shape(
-      lambda: grpo.gradients(
-        params, {}, part, model=e.model, algorithm=e.algorithm
-      )
-    )
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-  return fn
-
-
-def _apply(e: Experiment) -> Any:
-  def fn(
-    state: TrainState, total: tuple, ends_step: Array
-  ) -> tuple[TrainState, grpo.Metrics]:
-    return grpo.apply(
-      state, total, ends_step, algorithm=e.algorithm, optimizer=e.optimizer
-    )
-
-  return fn
-
-
-def _imitate(e: Experiment) -> Any:
-  """Warm-up: the same update, on given completions, as groups of one."""
-
-  def fn(
-    state: TrainState, prompts: Prompts, ids: Array, lengths: Array
-  ) -> tuple[TrainState, grpo.Metrics]:
-    zeros = jnp.zeros(ids.shape, jnp.float32)
-    rollout = Rollout(
-      prompts=prompts,
-      ids=ids,
-      lengths=lengths,
-      truncated=jnp.zeros(lengths.shape, bool),
-      mask=length_mask(lengths, ids.shape[-1]),
-      sampler_logprobs=zeros,
-      support=None,
-      temperature=jnp.float32(1),
-      policy_step=state.step,
-    )
-    one = jnp.ones(lengths.shape, jnp.float32)
-    rewards = Rewards(
-      total=one, scored=one > 0, metric=one, parts=one[..., None][..., :0]
-    )
-    batch = grpo.advantage(
-      rewards, rollout, Scores(), algorithm=e.warmup_algorithm
-    )
-    return grpo.update(
-      state,
-      batch,
-      model=e.model,
-      algorithm=e.warmup_algorithm,
-      optimizer=e.warmup_optimizer,
-    )
-
-  return fn

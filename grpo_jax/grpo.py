@@ -47,8 +47,7 @@ def score(
   They are those of the distribution that was sampled (its temperature and
   support), so on fresh samples they equal `rollout.sampler_logprobs` up to
   rounding. Used for the reference policy, and for the old policy where a
-  rollout serves more than one update. `slabs` is a static plan for ragged
-  lengths, or None.
+  rollout serves more than one update. `slabs`: a static plan, or None.
   """
   logprobs, entropy = rollout_logprobs(
     params, rollout, model=model, slabs=slabs
@@ -68,8 +67,8 @@ def advantage(
   Args:
     rewards: [B, G].
     rollout: the completions.
-    scores: `logprobs` of the old policy, or None where it is the policy that
-      will be updated; `ref_logprobs` where the algorithm has a KL term.
+    scores: `logprobs` of the old policy, None where it is the one to update;
+      `ref_logprobs` where the algorithm has a KL term.
     algorithm: the record.
   """
   per_row = algorithm.advantage(rewards.total, rewards.scored)
@@ -112,9 +111,7 @@ def update(
     state: the train state; donate it.
     batch: one mini-batch [B, G, T].
     ends_step: 1 on the last update of a step, else 0; added to `state.step`.
-    model: the trainer's model record.
-    algorithm: the record.
-    optimizer: the record.
+    model, algorithm, optimizer: the records.
     micro_batches: a divisor of B; each is one gradient computation.
     slabs: a static plan for ragged lengths, or None.
 
@@ -199,7 +196,6 @@ def loss(
     kl = algorithm.kl(logprobs, batch.ref_logprobs, ratio, mask)
     kl_loss = algorithm.kl.coefficient * kl
   value = -jnp.sum(batch.weights * (objective - kl_loss))
-
   sums = metrics.token_sums(
     batch,
     loss=value,

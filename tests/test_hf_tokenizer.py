@@ -18,7 +18,7 @@ TEMPLATE = (
 
 @pytest.fixture
 def directory(tmp_path):
-  """A word-level tokenizer with a newline token and one that holds a newline."""
+  """Words as tokens: a newline, and one with a newline inside."""
   import tokenizers
   from tokenizers import models, pre_tokenizers, processors
   from transformers import PreTrainedTokenizerFast

@@ -15,21 +15,21 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 HERE = pathlib.Path(__file__).parent / "tiny_llama"
-SIZES = dict(
-  vocab_size=48,
-  hidden_size=24,
-  intermediate_size=40,
-  num_hidden_layers=2,
-  num_attention_heads=4,
-  num_key_value_heads=2,
-  rms_norm_eps=1e-5,
-  rope_theta=5000.0,
-  tie_word_embeddings=False,
-  max_position_embeddings=64,
-  initializer_range=0.2,
-  eos_token_id=2,
-  bos_token_id=1,
-)
+SIZES = {
+  "vocab_size": 48,
+  "hidden_size": 24,
+  "intermediate_size": 40,
+  "num_hidden_layers": 2,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "rms_norm_eps": 1e-5,
+  "rope_theta": 5000.0,
+  "tie_word_embeddings": False,
+  "max_position_embeddings": 64,
+  "initializer_range": 0.2,
+  "eos_token_id": 2,
+  "bos_token_id": 1,
+}
 IDS = np.array([[5, 9, 30, 7, 41, 2, 11], [8, 8, 13, 46, 3, 22, 2]])
 
 
