@@ -21,6 +21,9 @@ QUICK = {
   "xla_llvm_disable_expensive_passes": True,
 }
 
+if jax.__version_info__ < (0, 11):  # later ones do not have the option
+  QUICK["xla_cpu_use_fusion_emitters"] = False
+
 ARCH = Architecture(
   vocab=16,
   real_vocab=13,
