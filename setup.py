@@ -1,6 +1,7 @@
 """Package and extras. Tool settings live in pyproject.toml."""
 
 import re
+
 import setuptools
 
 with open("grpo_jax/__init__.py") as f:

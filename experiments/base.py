@@ -20,7 +20,7 @@ def get_config() -> config_dict.ConfigDict:
     ""  # cpu, gpu or tpu is asserted at start; '' takes what is there
   )
   c.compile_cache = "~/.cache/grpo_jax"  # compiled programs on disk; '' none
-  c.tokenizer = "byte"
+  c.tokenizer = ""  # byte; '' is the model's own, or byte from scratch
 
   c.mesh = config_dict.ConfigDict()
   c.mesh.data = -1  # replicas; -1 takes the devices that the others leave
@@ -37,6 +37,7 @@ def get_config() -> config_dict.ConfigDict:
   c.task.dataset = unset(str)  # reasoning_gym: its data set's name
   c.task.options = unset(str)  # its options, a JSON object
   c.task.size = unset(int)  # training questions to generate
+  c.task.question_regex = unset(str)  # the part of its text that is asked
   c.task.success_from = unset(float)  # verifier's score that is a success
   c.task.train_path = unset(str)  # jsonl: the files
   c.task.tuning_path = unset(str)
@@ -52,10 +53,18 @@ def get_config() -> config_dict.ConfigDict:
   c.task.extract = unset(str)  # how the answer is read from a completion
   c.task.stop = unset(str)  # a one-token string that ends a completion
 
+  c.reward = config_dict.ConfigDict()
+  c.reward.time_limit = 10.0  # seconds to score one completion, or no score
+  c.reward.workers = 0  # processes of cpu_bound rewards; 0: a core each
+
   c.data = config_dict.ConfigDict()
   c.data.max_prompt_tokens = 0  # longer prompts are refused; 0: as they come
+  c.data.chat = False  # render prompts through the model's chat template
+  c.data.system = ""  # the system message of that chat
 
   c.model = config_dict.ConfigDict()
+  c.model.path = ""  # a directory, a GGUF file or a hub id[@revision] to start
+  # from; the sizes below are then the model's own and are not read
   c.model.layers = 2
   c.model.embed = 64
   c.model.heads = 4

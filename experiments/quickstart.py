@@ -11,6 +11,9 @@ of the machinery, small enough for a minute of a laptop.)
     python -m grpo_jax.train --config=experiments/quickstart.py --workdir=DIR
     python -m grpo_jax.train --config=experiments/quickstart.py:grpo ...
 
+Two CPU cores, about 80 seconds with compilation. Expect, over five seeds, 0.31
+to 0.35 of 512 held-out words sampled right before and 0.96 to 1.00 after; of
+likeliest answers 0.08 to 0.20 before and 0.98 to 1.00 after.
 """
 
 from experiments import base

@@ -12,7 +12,7 @@ import numpy as np
 from grpo_jax import sharding
 from grpo_jax.build import Built
 from grpo_jax.compile import Program
-from grpo_jax.types import Prompts, Rewards, Scores
+from grpo_jax.types import Batch, Prompts, Rewards, Scores
 
 Job = tuple[Program, tuple]  # a program and its abstract arguments
 
@@ -51,6 +51,23 @@ def eval_programs(built: Built) -> list[Job]:
   return [(program, arguments) for program in built.evaluators.values()]
 
 
+def update_programs(built: Built, part: Batch, step: Any) -> list[Job]:
+  """One program per slab plan; with micro-batches, those of the host's loop."""
+  state = built.shapes["rl"]
+  if built.experiment.batching.micro_batches == 1:
+    return [(p, (state, part, step)) for p in built.update.values()]
+  size = built.experiment.batching.micro_batch_prompts
+  index = (part, _abstract(built, (size,), np.int32))
+  micro = built.take.abstract(*index)
+  total = built.zeros.abstract(state.trainable, micro)
+  return [
+    *[(p, (state.trainable, micro, total)) for p in built.accumulate.values()],
+    (built.apply, (state, total, step)),
+    (built.zeros, (state.trainable, micro)),
+    (built.take, index),
+  ]
+
+
 def rl_programs(built: Built) -> list[Job]:
   """The programs of a step and their abstract arguments, largest first."""
   e, state = built.experiment, built.shapes["rl"]
@@ -77,7 +94,7 @@ def rl_programs(built: Built) -> list[Job]:
   if e.batching.minibatches > 1:
     part = built.minibatch.abstract(batch, step)
     jobs.append((built.minibatch, (batch, step)))
-  jobs = [(p, (state, part, step)) for p in built.update.values()] + jobs
+  jobs = update_programs(built, part, step) + jobs
   if e.needs_old_scores or e.algorithm.kl is not None:
     jobs += [(program, score) for program in built.score.values()]
   return [*jobs, (built.advantage, (rewards, rollout, scores))]

@@ -11,23 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax import data, grpo, sharding
+from grpo_jax import data, sharding, traced
 from grpo_jax.compile import Program, Programs
 from grpo_jax.config import Experiment
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import Slabs
 from grpo_jax.models import transformer
 from grpo_jax.optimizer import Optimizer
-from grpo_jax.sampling import Sampling, stream_key
+from grpo_jax.rewards.runner import Runner
+from grpo_jax.sampling import stream_key
 from grpo_jax.types import (
   Array,
   Params,
   Prompts,
-  Rewards,
-  Rollout,
-  Scores,
   TrainState,
-  length_mask,
 )
 
 
@@ -37,6 +34,7 @@ class Built:
 
   Attributes:
     experiment: the records they were made from.
+    runner: calls the task's reward functions.
     programs: counts and announces compilations; holds mesh and guard.
     shapes: (state before the update of each phase): 'warmup' and 'rl', the
       abstract train states with their shardings.
@@ -48,10 +46,15 @@ class Built:
     advantage: rewards, rollout, scores -> batch.
     minibatch: batch, index -> batch.
     update: {slabs: state, batch, ends_step -> state, metrics}.
+    zeros: parameters, micro-batch -> gradients and sums of none.
+    take: batch, prompts to keep -> micro-batch, its weights untouched.
+    accumulate: {slabs: parameters, micro-batch, total -> total}.
+    apply: state, total, ends_step -> state, metrics.
     evaluators: {'sampled' | 'greedy': params, prompts, key -> rollout}.
   """
 
   experiment: Experiment
+  runner: Runner
   programs: Programs
   shapes: dict[str, TrainState]
   init: Program
@@ -62,6 +65,10 @@ class Built:
   advantage: Program
   minibatch: Program
   update: dict[Slabs, Program]
+  zeros: Program
+  take: Program
+  accumulate: dict[Slabs, Program]
+  apply: Program
   evaluators: dict[str, Program]
 
   @property
@@ -80,6 +87,14 @@ class Built:
       examples, ordinals, e.tokenizer, e.prompt_width
     )
     return self.to_device(Prompts(**arrays))
+
+  def first_parameters(self, key: Array) -> Params:
+    """Those of the model a run starts from, or drawn from the key."""
+    e = self.experiment
+    if e.pretrained is None:
+      return self.init(key)
+    where = jax.tree.map(lambda x: x.sharding, self.params_target())
+    return e.pretrained.load(e.model.arch, where)
 
   def params_target(self) -> Params:
     """Abstract trainable parameters with their shardings, for a restore."""
@@ -189,8 +204,10 @@ def build(e: Experiment, programs: Programs) -> Built:
   b, s = e.batching, e.sampling
   size = f"B={b.prompts_per_step} G={s.group_size} P={e.prompt_width}"
   size += f" T={s.max_tokens}"
+  micro = size.replace(f"={b.prompts_per_step} ", f"={b.micro_batch_prompts} ")
   return Built(
     experiment=e,
+    runner=Runner(e.task, e.scoring.time_limit, e.scoring.workers),
     programs=programs,
     shapes=shapes,
     init=programs.bind("init", init, out=shardings),
@@ -200,34 +217,47 @@ def build(e: Experiment, programs: Programs) -> Built:
     },
     imitate=programs.bind(
       "imitate",
-      _imitate(e),
+      traced.imitate(e),
       shapes=f"B={e.warmup_prompts} P={e.prompt_width} T={s.max_tokens}",
       donate=(0,),
       out=first,
     ),
-    sample=programs.bind("sample", _sample(e, s, "sample"), shapes=size),
+    sample=programs.bind("sample", traced.sample(e, s, "sample"), shapes=size),
     score={
       plan: programs.bind(
-        "score", _score(e, plan), shapes=f"{size} {_words(plan)}"
+        "score", traced.score(e, plan), shapes=f"{size} {_words(plan)}"
       )
       for plan in b.slabs
     },
-    advantage=programs.bind("advantage", _advantage(e), shapes=size),
-    minibatch=programs.bind("minibatch", _minibatch(e), shapes=size),
+    advantage=programs.bind("advantage", traced.advantage(e), shapes=size),
+    minibatch=programs.bind("minibatch", traced.minibatch(e), shapes=size),
     update={
       plan: programs.bind(
         "update",
-        _update(e, plan),
+        traced.update(e, plan),
         shapes=f"{size} {_words(plan)}",
         donate=(0,),
         out=first,
       )
       for plan in b.slabs
     },
+    zeros=programs.bind("zeros", traced.zeros(e), out=shardings),
+    take=programs.bind("take", traced.take, shapes=micro),
+    accumulate={
+      plan: programs.bind(
+        "gradients",
+        traced.accumulate(e, plan),
+        shapes=f"{micro} {_words(plan)}",
+        donate=(2,),
+        out=shardings,
+      )
+      for plan in b.slabs
+    },
+    apply=programs.bind("apply", traced.apply(e), donate=(0,), out=first),
     evaluators={
       name: programs.bind(
         f"eval {name}",
-        _sample(e, how, "eval"),
+        traced.sample(e, how, "eval"),
         shapes=f"B={e.evaluation.prompts_per_batch} G={how.group_size}"
         f" P={e.prompt_width} T={how.max_tokens}",
       )
@@ -241,95 +271,3 @@ def build(e: Experiment, programs: Programs) -> Built:
 
 def _words(plan: Slabs) -> str:
   return "+".join(f"{rows}x{tokens}" for rows, tokens in plan)
-
-
-def _sample(e: Experiment, how: Sampling, stream: str) -> Any:
-  def fn(params: Params, prompts: Prompts, key: Array, step: Array) -> Rollout:
-    return grpo.sample(
-      params,
-      prompts,
-      stream_key(key, step, stream),
-      model=e.model,
-      sampling=how,
-      policy_step=step,
-    )
-
-  return fn
-
-
-def _score(e: Experiment, plan: Slabs) -> Any:
-  def fn(params: Params, rollout: Rollout) -> Array:
-    scores = grpo.score(params, rollout, model=e.model, slabs=plan)
-    return scores.logprobs
-
-  return fn
-
-
-def _advantage(e: Experiment) -> Any:
-  def fn(rewards: Rewards, rollout: Rollout, scores: Scores) -> grpo.Batch:
-    return grpo.advantage(rewards, rollout, scores, algorithm=e.algorithm)
-
-  return fn
-
-
-def _minibatch(e: Experiment) -> Any:
-  def fn(batch: grpo.Batch, index: Array) -> grpo.Batch:
-    return grpo.minibatch(
-      batch, index, parts=e.batching.minibatches, algorithm=e.algorithm
-    )
-
-  return fn
-
-
-def _update(e: Experiment, plan: Slabs) -> Any:
-  def fn(
-    state: TrainState, batch: grpo.Batch, ends_step: Array
-  ) -> tuple[TrainState, grpo.Metrics]:
-    return grpo.update(
-      state,
-      batch,
-      ends_step,
-      model=e.model,
-      algorithm=e.algorithm,
-      optimizer=e.optimizer,
-      micro_batches=e.batching.micro_batches,
-      slabs=plan,
-    )
-
-  return fn
-
-
-def _imitate(e: Experiment) -> Any:
-  """Warm-up: the same update, on given completions, as groups of one."""
-
-  def fn(
-    state: TrainState, prompts: Prompts, ids: Array, lengths: Array
-  ) -> tuple[TrainState, grpo.Metrics]:
-    zeros = jnp.zeros(ids.shape, jnp.float32)
-    rollout = Rollout(
-      prompts=prompts,
-      ids=ids,
-      lengths=lengths,
-      truncated=jnp.zeros(lengths.shape, bool),
-      mask=length_mask(lengths, ids.shape[-1]),
-      sampler_logprobs=zeros,
-      support=None,
-      temperature=jnp.float32(1),
-      policy_step=state.step,
-    )
-    one = jnp.ones(lengths.shape, jnp.float32)
-    rewards = Rewards(
-      total=one, scored=one > 0, metric=one, parts=one[..., None][..., :0]
-    )
-    batch = grpo.advantage(
-      rewards, rollout, Scores(), algorithm=e.warmup_algorithm
-    )
-    return grpo.update(
-      state,
-      batch,
-      model=e.model,
-      algorithm=e.warmup_algorithm,
-      optimizer=e.warmup_optimizer,
-    )
-
-  return fn

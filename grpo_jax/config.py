@@ -7,14 +7,14 @@ missing here is an error that names it.
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo_jax import data, logprobs, named, optimizer
+from grpo_jax import data, logprobs, named, optimizer, ranges
 from grpo_jax.algorithms import ALGORITHMS, Algorithm, imitation
 from grpo_jax.errors import UserError
 from grpo_jax.models.architecture import Architecture, Model
+from grpo_jax.models.pretrained import Pretrained, open_model
 from grpo_jax.named import suggest
 from grpo_jax.optimizer import OPTIMIZERS, Optimizer
 from grpo_jax.sampling import Sampling
@@ -24,7 +24,14 @@ from grpo_jax.tokenizer import Tokenizer, make_tokenizer
 
 # Keys that may change between a run and its resumption: they say where and
 # how it is computed or shown, not what.
-FREE = ("platform", "compile_cache", "mesh", "checkpoint", "log")
+FREE = (
+  "platform",
+  "compile_cache",
+  "mesh",
+  "checkpoint",
+  "log",
+  "reward.workers",
+)
 
 # Rows of the embedding are rounded up, so that meshes divide them.
 VOCAB_MULTIPLE = 64
@@ -77,13 +84,28 @@ class Evaluation:
 
 
 @dataclasses.dataclass(frozen=True)
+class Scoring:
+  """How reward functions are run.
+
+  Attributes:
+    time_limit: seconds for one completion, where a function has no limit.
+    workers: most processes for cpu_bound functions; 0: one a core.
+  """
+
+  time_limit: float
+  workers: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Experiment:
   """A resolved configuration: records only, nothing built on a device."""
 
   config: Mapping[str, Any]  # plain nested dict, for storing and comparing
   task: Task
+  scoring: Scoring
   tokenizer: Tokenizer
   prompt_width: int  # P
+  pretrained: Pretrained | None  # the model a run starts from
   model: Model
   sampling: Sampling
   batching: Batching
@@ -131,13 +153,23 @@ def resolve_plain(config: dict[str, Any]) -> Experiment:
 
 
 def _resolve(c: dict[str, Any]) -> Experiment:
-  check_numbers(c)
+  ranges.check_numbers(flatten(c))
   warmup_steps = 0 if c["init_from"] else c["warmup"]["steps"]
   task = named.make("task", TASKS, c["task"])
-  tokenizer = make_tokenizer(c["tokenizer"])
+  m = c["model"]
+  pretrained = open_model(m["path"]) if m["path"] else None
+  tokenizer = make_tokenizer(
+    c["tokenizer"],
+    pretrained.path if pretrained else "",
+    chat=c["data"]["chat"],
+    system=c["data"]["system"],
+  )
   stop_ids = tokenizer.stop_ids(task.stop)
   width = data.prompt_width(task, tokenizer, c["data"]["max_prompt_tokens"])
-  model = make_model(c["model"], tokenizer.vocab_size)
+  if pretrained:
+    model = Model(pretrained.architecture(tokenizer.vocab_size), **computed(m))
+  else:
+    model = make_model(m, tokenizer.vocab_size)
   sampling = Sampling(
     stop_ids=stop_ids, pad_id=tokenizer.pad_id, **c["sampling"]
   )
@@ -154,8 +186,10 @@ def _resolve(c: dict[str, Any]) -> Experiment:
   return Experiment(
     config=c,
     task=task,
+    scoring=Scoring(**c["reward"]),
     tokenizer=tokenizer,
     prompt_width=width,
+    pretrained=pretrained,
     model=model,
     sampling=sampling,
     batching=make_batching(c["batch"], sampling),
@@ -188,10 +222,8 @@ def check_demonstrations(e: Experiment) -> None:
 
 def make_model(c: Mapping[str, Any], vocab: int) -> Model:
   """The model record of `config.model`, for a tokenizer's vocabulary."""
-  c = dict(c)
-  how = {k: c.pop(k) for k in ("dtype", "remat", "logit_elements")}
-  if how["dtype"] not in ("float32", "bfloat16"):
-    raise UserError(f"model.dtype {how['dtype']!r} must be float32 or bfloat16")
+  how = computed(c)
+  c = {k: v for k, v in c.items() if k not in (*how, "path")}
   if c["heads"] % c["kv_heads"]:
     raise UserError(
       f"model.kv_heads {c['kv_heads']} does not divide model.heads {c['heads']}"
@@ -203,6 +235,13 @@ def make_model(c: Mapping[str, Any], vocab: int) -> Model:
     )
   rows = -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
   return Model(Architecture(vocab=rows, real_vocab=vocab, **c), **how)
+
+
+def computed(c: Mapping[str, Any]) -> dict[str, Any]:
+  """How a model is computed: the keys of `config.model` that are no facts."""
+  if c["dtype"] not in ("float32", "bfloat16"):
+    raise UserError(f"model.dtype {c['dtype']!r} must be float32 or bfloat16")
+  return {k: c[k] for k in ("dtype", "remat", "logit_elements")}
 
 
 def make_batching(c: Mapping[str, Any], sampling: Sampling) -> Batching:
@@ -277,98 +316,6 @@ def _divides(name: str, part: int, of: str, whole: int) -> None:
     raise UserError(f"{name} {part} does not divide {of} {whole}")
 
 
-# Key -> smallest value, for those that are set; fractions are checked against
-# 1 as well.
-_AT_LEAST = {
-  "seed": 0,
-  "steps": 0,
-  "mesh.fsdp": 1,
-  "mesh.tensor": 1,
-  "data.max_prompt_tokens": 0,
-  "model.layers": 1,
-  "model.embed": 1,
-  "model.heads": 1,
-  "model.kv_heads": 1,
-  "model.head_dim": 2,
-  "model.ffn": 1,
-  "model.logit_elements": 1,
-  "batch.prompts_per_step": 1,
-  "batch.prompts_per_update": 0,
-  "batch.micro_batch_prompts": 0,
-  "batch.epochs": 1,
-  "batch.slabs": 1,
-  "batch.slab_lengths": 1,
-  "sampling.group_size": 2,
-  "sampling.max_tokens": 1,
-  "sampling.top_k": 0,
-  "sampling.max_support": 1,
-  "sampling.temperature": 0,
-  "sampling.min_p": 0,
-  "algorithm.beta": 0,
-  "algorithm.clip_low": 0,
-  "algorithm.clip_high": 0,
-  "algorithm.ddof": 0,
-  "algorithm.epsilon": 0,
-  "optimizer.learning_rate": 0,
-  "optimizer.eps": 0,
-  "optimizer.weight_decay": 0,
-  "optimizer.clip_norm": 0,
-  "optimizer.warmup_steps": 0,
-  "warmup.steps": 0,
-  "warmup.prompts_per_step": 1,
-  "warmup.learning_rate": 0,
-  "warmup.warmup_steps": 0,
-  "eval.every": 0,
-  "eval.prompts": 1,
-  "eval.samples": 1,
-  "eval.prompts_per_batch": 0,
-  "eval.temperature": 0,
-  "eval.top_k": 0,
-  "eval.max_tokens": 0,
-  "checkpoint.every": 0,
-  "checkpoint.keep_last": 1,
-  "log.every": 1,
-}
-_FRACTIONS = (
-  "sampling.top_p",
-  "sampling.min_p",
-  "eval.top_p",
-  "optimizer.b1",
-  "optimizer.b2",
-  "optimizer.momentum",
-  "optimizer.final_fraction",
-  "warmup.final_fraction",
-)
-
-
-def check_numbers(c: Mapping[str, Any]) -> None:
-  """Ranges of every number, by key.
-
-  Raises:
-    UserError: naming the key, its value and the bound.
-  """
-  flat = flatten(c)
-  for key, value in flat.items():
-    if isinstance(value, float) and not math.isfinite(value):
-      raise UserError(f"{key} {value} must be finite")
-  for key, low in _AT_LEAST.items():
-    if flat[key] is not None and flat[key] < low:
-      raise UserError(f"{key} {flat[key]} must be at least {low}")
-  for key in _FRACTIONS:
-    if flat[key] is not None and not 0 <= flat[key] <= 1:
-      raise UserError(f"{key} {flat[key]} must be between 0 and 1")
-  for key in ("sampling.top_p", "eval.top_p"):
-    if flat[key] == 0:
-      raise UserError(f"{key} 0 keeps nothing; 1 keeps all")
-  if flat["sampling.temperature"] == 0:
-    raise UserError(
-      "sampling.temperature 0 draws G equal completions, which train nothing;"
-      " set it above 0"
-    )
-  if flat["seed"] >= 2**32:
-    raise UserError(f"seed {flat['seed']} must be below {2**32}")
-
-
 def flatten(c: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
   """Nested keys joined by dots: {'a': {'b': 1}} -> {'a.b': 1}."""
   out = {}
@@ -386,5 +333,5 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   return [
     f"{key}: {a.get(key)!r} -> {b.get(key)!r}"
     for key in sorted({*a, *b})
-    if key.split(".")[0] not in FREE and a.get(key) != b.get(key)
+    if not {key, key.split(".")[0]} & {*FREE} and a.get(key) != b.get(key)
   ]

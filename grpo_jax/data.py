@@ -126,7 +126,7 @@ def encode_prompts(
 
 
 def _encode_prompt(example: Example, tokenizer: Tokenizer) -> list[int]:
-  tokens = tokenizer.encode(example.prompt)
+  tokens = tokenizer.encode_prompt(example.prompt)
   if not tokens:
     raise UserError(
       f"a prompt (question id {example.id}) has 0 tokens; a completion needs "

@@ -24,7 +24,6 @@ from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
 from grpo_jax.preemption import Guard, Preempted, leave
-from grpo_jax.rewards.runner import score_batch
 from grpo_jax.session import load_parameters
 from grpo_jax.tasks.base import Example
 from grpo_jax.types import Array, Params
@@ -76,7 +75,12 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
 
 
 def evaluate(
-  built: Built, params: Params, key: Array, how: str, examples: list[Example]
+  built: Built,
+  params: Params,
+  key: Array,
+  how: str,
+  examples: list[Example],
+  step: int | None = None,
 ) -> Outcome:
   """Samples and scores every example once per sample.
 
@@ -90,6 +94,8 @@ def evaluate(
     how: 'sampled' or 'greedy'.
     examples: N examples; the last batch is filled with repeats, which are
       dropped.
+    step: of the run, where rewards that depended on time are to be reused
+      when the evaluation is repeated.
   """
   e = built.experiment
   size = e.evaluation.prompts_per_batch
@@ -103,11 +109,11 @@ def evaluate(
     prompts = built.prompts(part, ordinals)
     rollout = built.evaluators[how](params, prompts, key, zero)
     host = steps.fetch(built, rollout, part, ordinals)
-    scores = score_batch(
-      e.task,
-      part[:real],
-      host.completions[:real],
-      poll=built.programs.guard.check,
+    ids = None
+    if step is not None:
+      ids = [(f"eval/{how}", step, start + i) for i in range(real)]
+    scores = built.runner.score(
+      part[:real], host.completions[:real], built.programs.guard.check, ids
     )
     rows.append(
       (

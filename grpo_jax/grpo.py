@@ -47,13 +47,7 @@ def score(
   They are those of the distribution that was sampled (its temperature and
   support), so on fresh samples they equal `rollout.sampler_logprobs` up to
   rounding. Used for the reference policy, and for the old policy where a
-  rollout serves more than one update.
-
-  Args:
-    params: the network's parameters.
-    rollout: [B, G, T] completions.
-    model: the model record.
-    slabs: a static plan for ragged lengths, or None.
+  rollout serves more than one update. `slabs`: a static plan, or None.
   """
   logprobs, entropy = rollout_logprobs(
     params, rollout, model=model, slabs=slabs
@@ -73,8 +67,8 @@ def advantage(
   Args:
     rewards: [B, G].
     rollout: the completions.
-    scores: `logprobs` of the old policy, or None where it is the policy that
-      will be updated; `ref_logprobs` where the algorithm has a KL term.
+    scores: `logprobs` of the old policy, None where it is the one to update;
+      `ref_logprobs` where the algorithm has a KL term.
     algorithm: the record.
   """
   per_row = algorithm.advantage(rewards.total, rewards.scored)
@@ -91,14 +85,7 @@ def advantage(
 def minibatch(
   batch: Batch, index: Array | int, *, parts: int, algorithm: Algorithm
 ) -> Batch:
-  """One of `parts` mini-batches, its token weights taken over itself.
-
-  Args:
-    batch: the rollout batch.
-    index: which, 0 .. parts-1; may be traced.
-    parts: a divisor of B.
-    algorithm: gives the weights.
-  """
+  """Mini-batch `index` of `parts`, its token weights taken over itself."""
   part = jax.tree.map(lambda x: x[index], split_prompts(batch, parts))
   return part.replace(weights=algorithm.weights(part.rollout.mask))
 
@@ -124,9 +111,7 @@ def update(
     state: the train state; donate it.
     batch: one mini-batch [B, G, T].
     ends_step: 1 on the last update of a step, else 0; added to `state.step`.
-    model: the trainer's model record.
-    algorithm: the record.
-    optimizer: the record.
+    model, algorithm, optimizer: the records.
     micro_batches: a divisor of B; each is one gradient computation.
     slabs: a static plan for ragged lengths, or None.
 
@@ -134,36 +119,52 @@ def update(
     The next state and metrics, every one over the mini-batch's real tokens.
   """
 
-  def gradients(batch: Batch) -> tuple[Params, Metrics]:
-    return jax.grad(loss, has_aux=True)(
+  def of(part: Batch) -> tuple[Params, Metrics]:
+    return gradients(
       state.trainable,
       state.frozen,
-      batch,
+      part,
       model=model,
       algorithm=algorithm,
       slabs=slabs,
     )
 
   if micro_batches == 1:
-    grads, sums = gradients(batch)
+    total = of(batch)
   else:
     pieces = split_prompts(batch, micro_batches)
     first = jax.tree.map(lambda x: x[0], pieces)
     zeros = jax.tree.map(
-      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradients, first)
+      lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(of, first)
     )
-
-    def accumulate(total: tuple, piece: Batch) -> tuple[tuple, None]:
-      grads, sums = gradients(piece)
-      grads = jax.tree.map(jnp.add, total[0], grads)
-      return (grads, metrics.combine(total[1], sums)), None
-
-    (grads, sums), _ = jax.lax.scan(accumulate, zeros, pieces)
-  state, applied = apply(
-    state, grads, sums, algorithm=algorithm, optimizer=optimizer
+    total, _ = jax.lax.scan(
+      lambda total, piece: (add(total, of(piece)), None), zeros, pieces
+    )
+  return apply(
+    state, total, ends_step, algorithm=algorithm, optimizer=optimizer
   )
-  state = state.replace(step=state.step + ends_step)
-  return state, {**metrics.token_means(sums), **applied}
+
+
+def gradients(
+  trainable: Params,
+  frozen: Params,
+  batch: Batch,
+  *,
+  model: Model,
+  algorithm: Algorithm,
+  slabs: Slabs | None = None,
+) -> tuple[Params, Metrics]:
+  """Gradients, and sums for metrics, of one micro-batch."""
+  return jax.grad(loss, has_aux=True)(
+    trainable, frozen, batch, model=model, algorithm=algorithm, slabs=slabs
+  )
+
+
+def add(
+  a: tuple[Params, Metrics], b: tuple[Params, Metrics]
+) -> tuple[Params, Metrics]:
+  """Joins the gradients and sums of two micro-batches."""
+  return jax.tree.map(jnp.add, a[0], b[0]), metrics.combine(a[1], b[1])
 
 
 def loss(
@@ -195,7 +196,6 @@ def loss(
     kl = algorithm.kl(logprobs, batch.ref_logprobs, ratio, mask)
     kl_loss = algorithm.kl.coefficient * kl
   value = -jnp.sum(batch.weights * (objective - kl_loss))
-
   sums = metrics.token_sums(
     batch,
     loss=value,
@@ -211,8 +211,8 @@ def loss(
 
 def apply(
   state: TrainState,
-  grads: Params,
-  sums: Metrics,
+  total: tuple[Params, Metrics],
+  ends_step: Array | int = 1,
   *,
   algorithm: Algorithm,
   optimizer: Optimizer,
@@ -223,6 +223,7 @@ def apply(
   carries no signal: no token to train, or all advantages 0 and no KL term,
   which would have a gradient of its own.
   """
+  grads, sums = total
   norm = optax.tree.norm(grads)
   finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
   alive = sums["signal"] > 0
@@ -239,7 +240,9 @@ def apply(
     (trainable, opt),
     (state.trainable, state.opt),
   )
-  return state.replace(trainable=trainable, opt=opt), {
+  step = state.step + ends_step
+  return state.replace(trainable=trainable, opt=opt, step=step), {
+    **metrics.token_means(sums),
     "update/grad_norm": norm,
     "update/learning_rate": rate,
     "update/nonfinite": 1.0 - finite,

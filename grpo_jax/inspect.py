@@ -22,11 +22,13 @@ from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import cover
+from grpo_jax.metrics import mixed_groups
 from grpo_jax.preemption import Guard, Preempted, leave
 from grpo_jax.records import read_rollouts
 from grpo_jax.rewards.runner import RewardBatch
 from grpo_jax.tasks.base import Example
 from grpo_jax.types import Batch, Rollout, TrainState, length_mask
+from grpo_jax.updates import update_all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,6 +106,7 @@ def stored_rollout(
     success=column("success", np.float32),
     parts=column("parts", np.float32),
     extracted=[[row["extracted"] for row in group] for group in rows],
+    timed_out=np.zeros_like(scored),
     errors=int((~scored).sum()),
     first_error="",
   )
@@ -154,8 +157,8 @@ def rebuild(built: Built, run: str, step: int) -> Rebuilt:
         None if ref is None else np.asarray(ref),
         groups,
       )
-    state, _, _ = steps.update_all(built, state, batch, plan)
-    guard.wait(state)
+    mixed = mixed_groups(rewards.total, rewards.scored)
+    state = update_all(built, state, batch, lengths, mixed)[0]
   raise AssertionError("a checkpoint before the step leaves a step to rebuild")
 
 

@@ -22,7 +22,7 @@ TABLE: Mapping[str, str] = {
   "reward/mean": "mean reward over scored rows",
   "reward/std": "standard deviation of the reward over scored rows",
   "reward/group_std": "standard deviation within a group, mean over groups",
-  "reward/part/*": "mean of one named part of the reward over scored rows",
+  "reward/part/*": "mean of one named part of the reward over rows it spoke on",
   "success": "the task's own success, mean over scored rows",
   "group/frac_zero_std": "share of groups whose rewards are equal: no signal",
   "group/frac_all_right": "share of groups in which every row succeeds",
@@ -30,6 +30,7 @@ TABLE: Mapping[str, str] = {
   "group/frac_mixed": "share of groups with unequal rewards: these train",
   "reward/unscored": "rows that could not be scored; they train nothing",
   "reward/errors": "rows on which the reward function failed",
+  "reward/timed_out": "rows on which it met its time limit",
   "completion/length_mean": "tokens of a completion, stop token included",
   "completion/length_max": "longest completion in tokens",
   "completion/length_min": "shortest completion in tokens",
@@ -176,6 +177,7 @@ def reward_metrics(
   parts: np.ndarray,
   part_names: tuple[str, ...],
   errors: int,
+  timed_out: int = 0,
 ) -> dict[str, float]:
   """Rewards and groups of one rollout, on the host.
 
@@ -183,9 +185,10 @@ def reward_metrics(
     total: [B, G].
     scored: [B, G] bool.
     success: [B, G].
-    parts: [B, G, C].
+    parts: [B, G, C]; NaN where a part abstained.
     part_names: C names.
     errors: rows on which the reward function failed.
+    timed_out: those of them that met a time limit.
   """
   rows = np.maximum(scored.sum(), 1)
   kept = np.where(scored, total, 0.0)
@@ -212,9 +215,11 @@ def reward_metrics(
     "group/frac_all_wrong": float(wrong.mean()),
     "reward/unscored": float((~scored).sum()),
     "reward/errors": float(errors),
+    "reward/timed_out": float(timed_out),
   }
   for i, name in enumerate(part_names):
-    value = np.where(scored, parts[..., i], 0.0).sum() / rows
+    spoke = scored & ~np.isnan(parts[..., i])
+    value = np.where(spoke, parts[..., i], 0.0).sum() / max(spoke.sum(), 1)
     out[f"reward/part/{name}"] = float(value)
   return out
 

@@ -2,10 +2,12 @@
 
     metrics.jsonl             one line per call of `write_metrics`
     rollouts/00000123.jsonl.gz  one line per group of step 123
+    outcomes.jsonl            rewards that depended on time, by rollout id
     tensorboard/              the same numbers, for TensorBoard
 
 A resumed run calls `restore(k)` with its checkpoint's step: whatever was
-written after step k is removed, so that no line is lost or doubled.
+written after step k is removed, so that no line is lost or doubled. Outcomes
+stay: the steps that are replayed take them instead of trying their luck again.
 """
 
 import contextlib
@@ -51,6 +53,7 @@ class Records:
     self._workdir = pathlib.Path(workdir)
     self._metrics_path = self._workdir / "metrics.jsonl"
     self._rollouts = self._workdir / "rollouts"
+    self._outcomes = self._workdir / "outcomes.jsonl"
     self._events = self._workdir / "tensorboard" if tensorboard else None
     self._writer = None
     with explained(f"could not use workdir {workdir}", "choose another"):
@@ -64,7 +67,8 @@ class Records:
 
     Lines of `metrics.jsonl` above `step` and a partial last line go, as do
     rollout files above it and half-written ones; TensorBoard is told to hide
-    its later points. A run that starts anew passes -1.
+    its later points. A run that starts anew passes -1, which drops outcomes
+    too.
 
     Args:
       step: the step of the checkpoint that the run goes on from.
@@ -79,6 +83,13 @@ class Records:
         file.write(b"".join(kept))
       os.close(self._file)
       self._file = _open_to_append(self._metrics_path)
+    with explained(f"could not write {self._outcomes}"):
+      if step < 0:
+        self._outcomes.unlink(missing_ok=True)
+      elif self._outcomes.exists():  # without a last line that was cut off
+        lines = _whole_lines(self._outcomes.read_bytes())
+        with replacing(self._outcomes) as file:
+          file.write(b"".join(line for line, _ in lines))
     with explained(f"could not write {self._rollouts}"):
       for path in self._rollouts.iterdir():
         number = re.fullmatch(r"(\d+)\.jsonl\.gz", path.name)
@@ -151,6 +162,32 @@ class Records:
     packed = gzip.compress(lines.encode(), compresslevel=5, mtime=0)
     with explained(f"could not write {path}"), replacing(path) as file:
       file.write(packed)
+
+  def write_outcomes(self, outcomes: list[dict]):
+    """Appends outcomes that a replay must reuse, and puts them on disk.
+
+    Args:
+      outcomes: one dict each, of JSON values, with "step".
+
+    Raises:
+      UserError: the disk is full or the file cannot be written.
+    """
+    if not outcomes:
+      return
+    text = "".join(json.dumps(outcome) + "\n" for outcome in outcomes)
+    with explained(f"could not write {self._outcomes}"):
+      file = _open_to_append(self._outcomes)
+      try:
+        _write_all(file, text.encode())
+        os.fsync(file)
+      finally:
+        os.close(file)
+
+  def read_outcomes(self) -> list[dict]:
+    """What `write_outcomes` has written to this workdir, in order."""
+    if not self._outcomes.exists():
+      return []
+    return [value for _, value in _whole_lines(self._outcomes.read_bytes())]
 
   def sync(self):
     """Puts the metrics on disk; to be called before a checkpoint commits.

@@ -116,8 +116,14 @@ class Session:
         REFERENCE, self.built.experiment.warmup_steps, self.state.ref
       )
 
+  def write_metrics(self, metrics: dict[str, Any]) -> None:
+    """Writes this step's numbers, after the outcomes they depend on."""
+    self.records.write_outcomes(self.built.runner.take_fresh())
+    self.records.write_metrics(self.step, metrics)
+
   def close(self) -> None:
     """Waits for the save in flight; raises its error."""
+    self.built.runner.close()
     self.resources.close()
 
   def __enter__(self):
@@ -163,6 +169,7 @@ def open_session(built: Built, workdir: str, console: Console) -> Session:
     if found:
       console.say(f"resumed at step {found['step']} of {e.total_steps}")
       records.restore(found["step"])
+      built.runner.remember(records.read_outcomes())
     else:
       # A reference left by a run that never reached a checkpoint is not ours.
       shutil.rmtree(path / REFERENCE, ignore_errors=True)
@@ -193,7 +200,7 @@ def _begin(built: Built) -> dict[str, Any]:
   if e.config["init_from"]:
     params, lineage = load_parameters(built, e.config["init_from"])
   else:
-    params = built.init(key)
+    params = built.first_parameters(key)
   return {
     "state": built.begin[phase](params, key, built.put_scalar(0)),
     "phase": phase,

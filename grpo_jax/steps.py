@@ -21,9 +21,10 @@ import numpy as np
 from grpo_jax import data, metrics, probe
 from grpo_jax.build import Built
 from grpo_jax.logprobs import Slabs, cover
-from grpo_jax.rewards.runner import RewardBatch, score_batch
+from grpo_jax.rewards.runner import RewardBatch
 from grpo_jax.tasks.base import Completion, Example
 from grpo_jax.types import Batch, Rewards, Rollout, Scores, TrainState
+from grpo_jax.updates import update_all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,9 +145,9 @@ def sample_and_reward(
   rollout = built.sample(state.params, prompts, state.key, state.step)
   host = fetch(built, rollout, examples, ordinals)
   clock.lap("time/sample")
-  rewards = score_batch(
-    built.experiment.task, examples, host.completions, poll=guard.check
-  )
+  step = built.experiment.warmup_steps + index + 1
+  ids = [("rl", step, int(ordinal)) for ordinal in ordinals]
+  rewards = built.runner.score(examples, host.completions, guard.check, ids)
   clock.lap("time/reward")
   return rollout, host, rewards
 
@@ -197,9 +198,10 @@ def reinforce_step(
   batch = make_batch(built, state, rollout, rewards, plan)
   guard.wait(batch)
   clock.lap("time/score")
-  with guard.shielded():
-    state, sums, last = update_all(built, state, batch, plan)
-    guard.wait((state, sums))
+  mixed = metrics.mixed_groups(rewards.total, rewards.scored)
+  state, sums, last, computed = update_all(
+    built, state, batch, host.lengths, mixed
+  )
   clock.lap("time/update")
   seconds = {**clock.seconds, "time/step": sum(clock.seconds.values())}
   out = {
@@ -211,10 +213,11 @@ def reinforce_step(
       rewards.parts,
       e.task.parts,
       rewards.errors,
+      int(rewards.timed_out.sum()),
     ),
     **metrics.length_metrics(host.lengths, host.truncated),
     **average([metrics.scalars(s) for s in sums]),
-    "tokens/computed_frac": computed_frac(host, e.prompt_width, plan),
+    "tokens/computed_frac": computed / real_tokens(host, e.batching.epochs),
     **seconds,
     "time/tokens_per_second": float(host.lengths.sum() / seconds["time/step"]),
   }
@@ -244,23 +247,6 @@ def probe_step(
   return join(hosts), join(rewards)
 
 
-def update_all(
-  built: Built, state: TrainState, batch: Batch, plan: Slabs
-) -> tuple[TrainState, list[dict], Batch]:
-  """Every optimizer step of a rollout: epochs x mini-batches."""
-  b = built.experiment.batching
-  sums = []
-  part = batch
-  for update in range(b.updates_per_step):
-    if b.minibatches > 1:
-      index = built.put_scalar(update % b.minibatches)
-      part = built.minibatch(batch, index)
-    last = built.put_scalar(int(update == b.updates_per_step - 1))
-    state, values = built.update[plan](state, part, last)
-    sums.append(values)
-  return state, sums, part
-
-
 def join(parts: Sequence[Any]) -> Any:
   """Records of several rollouts as one: arrays, lists and texts joined."""
 
@@ -284,12 +270,11 @@ def average(values: list[dict[str, float]]) -> dict[str, float]:
   }
 
 
-def computed_frac(host: HostRollout, width: int, plan: Slabs) -> float:
-  """Token positions the update computes per real one: 1 is no padding."""
-  b = len(host.examples)
-  computed = b * (width - 1) + b * sum(rows * size for rows, size in plan)
-  real = (host.prompt_lengths - 1).sum() + host.lengths.sum()
-  return float(computed / max(real, 1))
+def real_tokens(host: HostRollout, epochs: int) -> float:
+  """Tokens of prompts (once a group) and completions in a step's updates."""
+  return float(
+    epochs * max((host.prompt_lengths - 1).sum() + host.lengths.sum(), 1)
+  )
 
 
 def stored_groups(

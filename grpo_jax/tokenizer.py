@@ -27,6 +27,10 @@ class Tokenizer(Protocol):
     """Ids of `text` and nothing else: no start, no stop, no template."""
     ...
 
+  def encode_prompt(self, text: str) -> list[int]:
+    """Ids of a whole prompt: with the start token, if the model has one."""
+    ...
+
   def decode(self, ids: Iterable[int]) -> str:
     """Text of `ids`; never raises on ids a policy can emit."""
     ...
@@ -62,6 +66,10 @@ class ByteTokenizer:
         f"text {text[:60]!r} holds the lone surrogate {text[e.start]!r} at "
         f"character {e.start}, which UTF-8 cannot encode; remove it"
       ) from None
+
+  def encode_prompt(self, text: str) -> list[int]:
+    """The same: bytes have no start token."""
+    return self.encode(text)
 
   def decode(self, ids: Iterable[int]) -> str:
     """Text of `ids`, total: no id makes it raise.
@@ -109,15 +117,30 @@ class ByteTokenizer:
 TOKENIZERS = {"byte": ByteTokenizer}
 
 
-def make_tokenizer(name: str) -> Tokenizer:
+def make_tokenizer(
+  name: str, model: str = "", *, chat: bool = False, system: str = ""
+) -> Tokenizer:
   """Builds a tokenizer by name.
 
   Args:
-    name: a key of `TOKENIZERS`.
+    name: a key of `TOKENIZERS`; '' is the model's own, and bytes for a policy
+      from scratch.
+    model: local path of the model the policy starts from, or ''.
+    chat: render prompts through the model's chat template.
+    system: the system message of that chat.
 
   Raises:
-    UserError: no tokenizer has that name.
+    UserError: no tokenizer has that name, or a chat without a template.
   """
+  if not name and model:
+    from grpo_jax.hf_tokenizer import HFTokenizer
+
+    return HFTokenizer(model, chat=chat, system=system)
+  name = name or "byte"
+  if chat:
+    raise UserError(
+      f"data.chat needs a model's chat template; the {name} tokenizer has none"
+    )
   if name not in TOKENIZERS:
     raise UserError(
       f"unknown tokenizer {name!r}; known: {', '.join(sorted(TOKENIZERS))}"

@@ -108,6 +108,7 @@ def train(s: Session, probe_prompts: int = 0) -> int:
   if not probe_prompts:
     if s.step == e.total_steps and not eval_due(s):
       return finish(s, "this run is finished already")
+    built.runner.check(guard.check)
     ahead.compile_all(built, s.phase)
   s.console.start(e.total_steps, s.step)
   while True:
@@ -149,7 +150,7 @@ def record(s: Session, result: steps.StepResult) -> None:
   t.dead += round(m["update/dead"] * updates)
   m["update/nonfinite_total"], m["update/dead_total"] = t.nonfinite, t.dead
   m |= s.built.programs.metrics()
-  s.records.write_metrics(s.step, m)
+  s.write_metrics(m)
   if s.built.experiment.config["log"]["rollouts"] and result.groups:
     s.records.write_rollouts(s.step, result.groups)
   s.console.step(s.step, m)
@@ -204,12 +205,14 @@ def evaluate_now(s: Session) -> None:
   examples = list(e.task.split(e.evaluation.split))[: e.evaluation.prompts]
   clock = steps.Clock()
   sampled, greedy = (
-    evaluate.evaluate(s.built, s.state.params, s.state.key, how, examples)
+    evaluate.evaluate(
+      s.built, s.state.params, s.state.key, how, examples, s.step
+    )
     for how in ("sampled", "greedy")
   )
   clock.lap("time/eval")
   m = evaluate.eval_metrics(sampled, greedy)
-  s.records.write_metrics(s.step, {**m, **clock.seconds})
+  s.write_metrics({**m, **clock.seconds})
   s.console.say(
     f"step {s.step:6d}  {e.evaluation.split}  sampled"
     f" {interval(sampled.mean, sampled.stderr)}  greedy"

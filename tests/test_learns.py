@@ -13,7 +13,7 @@ from grpo_jax.tasks.base import Example, Reward, Task, question_id
 
 
 def letter() -> Task:
-  """Reward 1 where the first byte is a lower-case letter: 26 of 258 at first."""
+  """Reward 1 where the first byte is a lower-case letter: 1 in 10 at first."""
   examples = [Example(question_id(str(i)), f"{i:03d}", "") for i in range(200)]
 
   def reward(example, completion):

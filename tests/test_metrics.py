@@ -37,6 +37,7 @@ def test_reward_metrics_against_loops(total, scored):
     "group/frac_all_wrong": np.mean([len(w) > 0 and max(w) == 0 for w in wins]),
     "reward/unscored": (~scored).sum(),
     "reward/errors": 2,
+    "reward/timed_out": 0,
     "reward/part/a": 2 * rows.sum() / n,
     "reward/part/b": 3.0 if len(rows) else 0.0,
   }

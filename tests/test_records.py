@@ -82,6 +82,24 @@ def test_restore_drops_what_came_after(tmp_path):
   assert read_metrics(tmp_path) == []
 
 
+def test_outcomes_outlive_a_restore_but_not_a_new_run(tmp_path):
+  rows = [{"step": 7, "phase": "rl", "error": "no é"}, {"step": 9, "g": 1}]
+  with Records(tmp_path, tensorboard=False) as r:
+    assert r.read_outcomes() == []
+    r.write_outcomes([])
+    assert not (tmp_path / "outcomes.jsonl").exists()
+    for row in rows:
+      r.write_outcomes([row])
+  with open(tmp_path / "outcomes.jsonl", "a") as file:
+    file.write('{"step": 10, "g"')  # the kill came here
+  with Records(tmp_path, tensorboard=False) as r:
+    r.restore(3)
+    r.write_outcomes([{"step": 10}])
+    assert r.read_outcomes() == [*rows, {"step": 10}]
+    r.restore(-1)
+    assert r.read_outcomes() == []
+
+
 def test_rollouts_round_trip(tmp_path):
   groups = [
     {"prompt": "nan", "logprobs": np.array([[-0.5, -np.inf]]), "g": [1, 2]},

@@ -6,6 +6,7 @@ returns a `Task` and name it in `grpo_jax.tasks.TASKS`.
 
 import dataclasses
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -74,6 +75,59 @@ class Reward:
   error: str | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class RewardFunction:
+  """One reward function of a task, and how it is run.
+
+  Attributes:
+    name: for messages; the name of its part where a task has several.
+    fn: `(example, completion) -> Reward`, or a number (its total), or None (it
+      abstains). A coroutine function is awaited, with many others at a time.
+    weight: of its total in the task's, where the task has several.
+    limit: seconds for one completion; None is the run's `reward.time_limit`.
+    cpu_bound: run it in a pool of processes. Nothing it does there can stop
+      the run or slow it down: its process is killed at the limit. It must be
+      defined at the top level of a module, and what it prints is discarded.
+      False is for rules that are fast on every text, and for what needs this
+      process: a plain function runs on a thread, which cannot be killed, only
+      left behind.
+
+  Raises:
+    UserError: a setting that it cannot be run with.
+  """
+
+  name: str
+  fn: Callable[[Example, Completion], Any]
+  weight: float = 1.0
+  limit: float | None = None
+  cpu_bound: bool = False
+
+  def __post_init__(self):
+    what = f"reward function {self.name!r}"
+    if not self.name or not isinstance(self.name, str):
+      raise UserError(f"{what}: its name must be a text")
+    if not callable(self.fn):
+      raise UserError(f"{what}: {self.fn!r} is not a function")
+    if not math.isfinite(self.weight):
+      raise UserError(f"{what}: weight {self.weight} must be finite")
+    if self.limit is not None and not 0 < self.limit < math.inf:
+      raise UserError(f"{what}: limit {self.limit} must be above 0 seconds")
+    if self.cpu_bound and self.is_async:
+      raise UserError(
+        f"{what} is async, so it waits more than it computes: set"
+        " cpu_bound=False, or make it a plain function"
+      )
+
+  @property
+  def is_async(self) -> bool:
+    """Whether it is a coroutine function."""
+    call = type(self.fn).__call__  # of an object with an async __call__
+    return any(map(inspect.iscoroutinefunction, (self.fn, call)))
+
+  def __call__(self, example: Example, completion: Completion) -> Any:
+    return self.fn(example, completion)
+
+
 def no_demonstration(example: Example, rng: np.random.Generator) -> None:
   """The demonstration of a task that has none."""
   del example, rng
@@ -94,23 +148,30 @@ class Task:
     name: for messages and logs.
     splits: examples of 'train', 'tuning' (for choosing settings) and 'heldout'
       (for reporting). Fixed by content, never by a run's seed.
-    reward: `(example, completion) -> Reward`. Total: no text makes it raise.
+    reward: `(example, completion) -> Reward`, total: no text makes it raise.
+      A `RewardFunction` says how it is run. Several of those, in a list, are
+      summed: see `combine`.
     stop: strings, one token each, that end a completion besides the
       tokenizer's stop id.
-    parts: names of the reward's parts, in the order they are logged.
+    parts: names of the reward's parts, in the order they are logged. With
+      several functions these are their names, and are not given.
+    success: with several functions, the one whose success is the task's; 0
+      where it abstains. '': the total is the measure.
     demonstration: `(example, rng) -> str | None`, a completion to imitate
       during warm-up, without stop token; None if the task has none.
 
   Raises:
     UserError: the names of `splits` are not the three above, the train split
-      is empty, or two splits share a question.
+      is empty, two splits share a question, or the reward functions do not
+      fit together.
   """
 
   name: str
   splits: Mapping[str, Sequence[Example]]
-  reward: Callable[[Example, Completion], Reward]
+  reward: Callable[[Example, Completion], Reward] | Sequence[RewardFunction]
   stop: tuple[str, ...] = ()
   parts: tuple[str, ...] = ()
+  success: str = ""
   demonstration: Callable[[Example, np.random.Generator], str | None] = (
     no_demonstration
   )
@@ -124,6 +185,43 @@ class Task:
     if not self.splits["train"]:
       raise UserError(f"task {self.name} has no training example")
     check_disjoint(self.splits)
+    if self.composed:
+      self._compose()
+    elif self.success:
+      raise UserError(
+        f"task {self.name}: success {self.success!r} chooses among several"
+        " reward functions, and there is one"
+      )
+
+  def _compose(self):
+    what = f"task {self.name}: reward"
+    if not all(isinstance(f, RewardFunction) for f in self.reward):
+      raise UserError(f"{what} must be a list of RewardFunction")
+    names = tuple(f.name for f in self.reward)
+    if not names or len(set(names)) < len(names):
+      raise UserError(f"{what} functions {names} need a name each, unique")
+    if self.parts not in ((), names):
+      raise UserError(f"{what} has the parts {names}; do not give others")
+    if self.success not in ("", *names):
+      raise UserError(
+        f"task {self.name}: success {self.success!r} is none of its reward"
+        f" functions {', '.join(names)}"
+      )
+    object.__setattr__(self, "parts", names)
+
+  @property
+  def composed(self) -> bool:
+    """Whether the reward is a sum of several functions."""
+    return isinstance(self.reward, Sequence)
+
+  @property
+  def functions(self) -> tuple[RewardFunction, ...]:
+    """The reward functions, in the order of `parts` where there are several."""
+    if self.composed:
+      return tuple(self.reward)
+    if isinstance(self.reward, RewardFunction):
+      return (self.reward,)
+    return (RewardFunction("reward", self.reward),)
 
   def split(self, name: str) -> Sequence[Example]:
     """Examples of one split.

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from grpo_jax.errors import UserError
@@ -14,6 +14,7 @@ from grpo_jax.tasks.base import (
   Completion,
   Example,
   Reward,
+  RewardFunction,
   Task,
   answer_itself,
   check_range,
@@ -34,6 +35,7 @@ def reasoning_gym(
   size: int = 4096,
   tuning: int = 256,
   heldout: int = 256,
+  question_regex: str = "",
   template: str = "{question}\n",
   stop: str | Sequence[str] = ("\n",),
   extract: str = "text",
@@ -65,6 +67,8 @@ def reasoning_gym(
     size: distinct training questions.
     tuning: distinct tuning questions.
     heldout: distinct held-out questions.
+    question_regex: what of the generator's text is the question: the first
+      group of the first match; '' takes the whole text.
     template: text with `{question}`; few-shot examples are part of it.
     stop: strings, one token each, that end a completion.
     extract: rule that reads the answer from the text (`rules.make_extractor`);
@@ -80,10 +84,13 @@ def reasoning_gym(
   check_range("reasoning_gym", "tuning", tuning, 0, whole=True)
   check_range("reasoning_gym", "heldout", heldout, 0, whole=True)
   check_range("reasoning_gym", "success_from", success_from, 1e-6, 1)
-  extractor = rules.make_extractor(extract)
+  rules.make_extractor(extract)  # refuses an unknown rule before the draws
   wanted = heldout + tuning + size
-  generator = _create(dataset, options, draws := 10 * wanted + 1000)
-  examples = _distinct(generator, dataset, wanted, draws, template)
+  draws = 10 * wanted + 1000
+  generator = _create(dataset, options, draws)
+  examples = _distinct(
+    generator, dataset, wanted, draws, template, question_regex
+  )
   return Task(
     name=f"reasoning_gym/{dataset}",
     splits={
@@ -91,12 +98,11 @@ def reasoning_gym(
       "tuning": examples[heldout : heldout + tuning],
       "train": examples[heldout + tuning :],
     },
-    reward=functools.partial(
-      _verify,
-      dataset=dataset,
-      score=generator.score_answer,
-      extractor=extractor,
-      success_from=success_from,
+    # In a process: some verifiers search, and a few texts take them minutes.
+    reward=RewardFunction(
+      "verifier",
+      _Verifier(dataset, options, draws, extract, success_from),
+      cpu_bound=True,
     ),
     stop=strings("reasoning_gym", "stop", stop),
     parts=("score",),
@@ -104,25 +110,41 @@ def reasoning_gym(
   )
 
 
-def _verify(
-  example: Example,
-  completion: Completion,
-  *,
-  dataset: str,
-  score: Callable[[str, dict], float],
-  extractor: Callable[[str], str | None],
-  success_from: float,
-) -> Reward:
-  answer = extractor(completion.text)
-  value = 0.0
-  if answer is not None and safe_to_verify(dataset, answer):
-    try:
-      value = float(score(answer, example.source))
-    except (Exception, SystemExit) as e:
-      why = f"its verifier raised {type(e).__name__}: {e}"
-      return Reward(None, None, {}, answer, why)
-  right = float(value >= success_from and not completion.truncated)
-  return Reward(right, right, {"score": value}, answer)
+class _Verifier:
+  """Extracts the answer and asks the dataset's own verifier.
+
+  Pickled as its arguments: a few datasets hold what pickle refuses, and some
+  megabytes that a worker makes itself as it loads.
+  """
+
+  def __init__(
+    self,
+    dataset: str,
+    options: str,
+    draws: int,
+    extract: str,
+    success_from: float,
+  ):
+    self._arguments = (dataset, options, draws, extract, success_from)
+    self._dataset = dataset
+    self._score = _create(dataset, options, draws).score_answer
+    self._extractor = rules.make_extractor(extract)
+    self._success_from = success_from
+
+  def __reduce__(self):
+    return _Verifier, self._arguments
+
+  def __call__(self, example: Example, completion: Completion) -> Reward:
+    answer = self._extractor(completion.text)
+    value = 0.0
+    if answer is not None and safe_to_verify(self._dataset, answer):
+      try:
+        value = float(self._score(answer, example.source))
+      except (Exception, SystemExit) as e:
+        why = f"its verifier raised {type(e).__name__}: {e}"
+        return Reward(None, None, {}, answer, why)
+    right = float(value >= self._success_from and not completion.truncated)
+    return Reward(right, right, {"score": value}, answer)
 
 
 # --- Text that may reach a verifier that evaluates it ------------------------
@@ -179,6 +201,7 @@ def safe_to_verify(dataset: str, answer: str) -> bool:
 # --- Building the questions -------------------------------------------------
 
 
+@functools.cache
 def _create(dataset: str, options: str, draws: int) -> Any:
   """The reasoning_gym dataset, its name and options checked."""
   # Inside the function: the import takes a second that other tasks save.
@@ -219,8 +242,26 @@ def _create(dataset: str, options: str, draws: int) -> Any:
     ) from None
 
 
+def _cut(question: str, pattern: str, dataset: str) -> str:
+  """The asked part of a generated text."""
+  if not pattern:
+    return question
+  found = re.search(pattern, question, re.DOTALL)
+  if not found or not found.groups():
+    raise UserError(
+      f"question_regex {pattern!r} finds no group in {question[:80]!r}, a"
+      f" question of reasoning_gym dataset {dataset!r}"
+    )
+  return found.group(1)
+
+
 def _distinct(
-  generator: Any, dataset: str, wanted: int, draws: int, template: str
+  generator: Any,
+  dataset: str,
+  wanted: int,
+  draws: int,
+  template: str,
+  pattern: str,
 ) -> tuple[Example, ...]:
   """The first `wanted` distinct questions, in the order of the index."""
   examples: dict[str, Example] = {}
@@ -236,7 +277,7 @@ def _distinct(
         f"reasoning_gym dataset {dataset!r} failed to generate question "
         f"{index}: {type(e).__name__}: {' '.join(str(e).split())[:200]}"
       ) from None
-    question = entry["question"]
+    question = _cut(entry["question"], pattern, dataset)
     key = question_id(question)
     if key not in examples:
       # Some datasets have no single answer: only their verifier knows.

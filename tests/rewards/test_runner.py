@@ -1,8 +1,23 @@
+import asyncio
+import contextlib
+import dataclasses
+import threading
+import time
+
+import hostile
 import numpy as np
 import pytest
 
-from grpo_jax.rewards.runner import score_batch
-from grpo_jax.tasks.base import Completion, Example, Reward, Task, combine
+from grpo_jax.errors import UserError
+from grpo_jax.rewards.runner import Runner, score_batch
+from grpo_jax.tasks.base import (
+  Completion,
+  Example,
+  Reward,
+  RewardFunction,
+  Task,
+  combine,
+)
 
 
 def _task(reward, parts=()):
@@ -66,7 +81,7 @@ def test_success_parts_and_extracted_keep_their_places():
 
 BAD = {
   "none": lambda: None,
-  "number": lambda: 1.0,
+  "list": lambda: [1.0, 0.0],
   "total none": lambda: Reward(None),
   "nan": lambda: Reward(float("nan")),
   "inf": lambda: Reward(float("inf")),
@@ -108,23 +123,193 @@ def test_keyboard_interrupt_passes():
     _run(reward, ["a"])
 
 
-def test_poll_stops_between_rows():
-  class Stop(Exception):
+def test_poll_stops_a_hang_in_this_process():
+  class Stop(BaseException):
     pass
 
-  seen = []
+  start = time.monotonic()
 
   def poll():
-    if len(seen) == 3:
+    if time.monotonic() - start > 0.1:
       raise Stop
 
   def reward(example, completion):
-    seen.append(completion.text)
+    if completion.text == "b":
+      time.sleep(1)
     return Reward(0.0)
 
   with pytest.raises(Stop):
     _run(reward, ["ab", "cd"], poll=poll)
-  assert seen == ["a", "b", "c"]
+  assert time.monotonic() - start < 0.5
+
+
+def _run_with(reward, text, limit=0.3, poll=None, success=""):
+  """Scores one group of one-letter completions."""
+  splits = {"train": [Example("a", "P", "x")], "tuning": (), "heldout": ()}
+  task = Task("t", splits, reward, success=success)
+  rows = [[Completion(c, 1, False) for c in text]]
+  with Runner(task, limit, workers=2) as runner:
+    return runner.score(splits["train"], rows, poll)
+
+
+def _threads():
+  return [t for t in threading.enumerate() if "rewards" in t.name]
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin"])
+def test_a_hang_in_this_process_costs_its_row(how):
+  def reward(example, completion):
+    while completion.text == "b" and how == "spin":
+      pass
+    if completion.text == "b":
+      time.sleep(0.6)
+    return Reward(1.0)
+
+  out = _run_with(reward, "abcb", limit=0.2)
+  assert out.scored.tolist() == [[True, False, True, False]]
+  assert out.timed_out.tolist() == [[False, True, False, True]]
+  end = time.monotonic() + 3
+  while _threads() and time.monotonic() < end:
+    time.sleep(0.02)
+  assert not _threads(), "a thread that was left behind goes on"
+
+
+async def _slow(example, completion):
+  text = completion.text
+  if text == "h":
+    await asyncio.sleep(1000)
+  if text == "s":
+    with contextlib.suppress(BaseException):
+      await asyncio.sleep(1000)
+    await asyncio.sleep(3)
+  if text == "b":
+    time.sleep(1.2)
+  if text == "c":
+    raise asyncio.CancelledError
+  if text == "k":
+    raise KeyboardInterrupt
+  if text == "t":
+    raise TimeoutError
+  await asyncio.sleep(0.05)
+  return {"n": None, "f": float("nan")}.get(text, 1)
+
+
+def test_async_functions_wait_together():
+  start = time.monotonic()
+  out = _run_with(_slow, "x" * 60, limit=10.0)
+  assert out.scored.all() and time.monotonic() - start < 2  # 3 s in a row
+
+
+def test_async_failures_cost_their_rows():
+  out = _run_with(_slow, "xhsxctknfx", limit=0.3)
+  assert out.scored.tolist() == [[c == "x" for c in "xhsxctknfx"]]
+  assert out.timed_out.tolist() == [[c in "hs" for c in "xhsxctknfx"]]
+  assert out.total.tolist() == out.scored.tolist()
+
+
+def test_a_blocked_event_loop_costs_the_row_that_blocks_it():
+  out = _run_with(_slow, "xxbxxh", limit=0.3)
+  assert out.scored.tolist() == [[True, True, False, True, True, False]]
+  assert out.timed_out.tolist() == [[False, False, True, False, False, True]]
+
+
+def test_an_event_loop_outlives_a_batch():
+  loops = []
+
+  async def reward(example, completion):
+    loops.append(asyncio.get_running_loop())
+    return 1.0
+
+  task = _task(reward)
+  rows = [[Completion("a", 1, False)]]
+  with Runner(task) as runner:
+    for _ in range(2):
+      assert runner.score(task.split("train")[:1], rows).total == 1
+  assert loops[0] is loops[1]
+
+
+def test_a_coroutine_of_a_plain_function_is_no_score():
+  out = _run_with(lambda e, c: _slow(e, c), "x")
+  assert out.errors == 1 and "not an async function" in out.first_error
+
+
+def test_several_functions_anywhere_are_summed():
+  # Faults A04 again, each function in another place.
+  async def waits(example, completion):
+    return hostile.other_half(example, completion)
+
+  functions = [
+    RewardFunction("f1", hostile.half, cpu_bound=True),
+    RewardFunction("f2", waits),
+  ]
+  out = _run_with(functions, "abcd")
+  assert out.total.tolist() == [[1, 1, 0, 0]]
+  assert out.scored.tolist() == [[True, True, True, False]]
+  assert "abstained" in out.first_error
+  expected = [[1, np.nan], [np.nan, 1], [0, 0], [0, 0]]
+  np.testing.assert_array_equal(out.parts[0], expected)
+
+
+def test_weights_success_and_a_function_that_fails():
+  def accuracy(example, completion):
+    right = float(completion.text in "ab")
+    return Reward(right, extracted=completion.text)
+
+  def shape(example, completion):
+    return {"a": 1.0, "b": -1.0, "c": 1.0, "d": None}[completion.text]
+
+  functions = [
+    RewardFunction("accuracy", accuracy, weight=2.0),
+    RewardFunction("format", shape, weight=0.5),
+  ]
+  out = _run_with(functions, "abcde", success="accuracy")
+  assert out.total.tolist() == [[2.5, 1.5, 0.5, 0, 0]]
+  assert out.success.tolist() == [[1, 1, 0, 0, 0]]
+  # What f would have said of "e" is not known, so neither is the sum.
+  assert out.scored.tolist() == [[True, True, True, True, False]]
+  assert "format: KeyError" in out.first_error
+  assert out.extracted[0][:4] == list("abcd")
+  assert _task(functions).parts == ("accuracy", "format")
+
+
+@pytest.mark.parametrize(
+  ("make", "message"),
+  [
+    (lambda f: _task([f, f]), "unique"),
+    (lambda f: _task([]), "unique"),
+    (lambda f: _task([f, lambda e, c: 1]), "list of RewardFunction"),
+    (lambda f: _task([f], ("other",)), "parts"),
+    (lambda f: dataclasses.replace(_task([f]), success="x"), "none of its"),
+    (lambda f: dataclasses.replace(_task(f), success="f"), "there is one"),
+    (lambda f: dataclasses.replace(f, weight=float("nan")), "finite"),
+    (lambda f: dataclasses.replace(f, limit=0), "above 0"),
+    (lambda f: dataclasses.replace(f, fn=3), "not a function"),
+  ],
+)
+def test_functions_that_do_not_fit_are_refused(make, message):
+  with pytest.raises(UserError, match=message):
+    make(RewardFunction("f", lambda e, c: 1.0))
+
+
+def test_a_function_has_its_own_limit():
+  def reward(example, completion):
+    time.sleep(0.2)
+    return 1.0
+
+  slow = RewardFunction("slow", reward, limit=5.0)
+  assert _run_with(slow, "a", limit=0.1).total == 1
+  assert _run_with(reward, "a", limit=0.1).timed_out.all()
+
+
+def test_cheap_rows_cost_little_here():
+  task = _task(lambda e, c: Reward(1.0))
+  rows = [[Completion("a", 1, False)] * 128] * 2
+  with Runner(task) as runner:
+    start = time.perf_counter()
+    assert runner.score(task.split("train"), rows).total.sum() == 256
+    seconds = time.perf_counter() - start
+  print(f"256 rows in process: {1000 * seconds:.1f} ms")
+  assert seconds < 0.2  # 5 ms on an idle machine
 
 
 def test_ragged_groups_are_refused():

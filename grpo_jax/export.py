@@ -1,0 +1,69 @@
+"""Writes a trained policy as a directory that transformers loads.
+
+    python -m grpo_jax.export --workdir=RUN[@STEP|@best] --out=DIR
+
+Weights are the policy's, in float32; tokenizer, chat template and generation
+config are those of the model it started from.
+"""
+
+import json
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from grpo_jax import cli, sharding
+from grpo_jax.errors import UserError
+from grpo_jax.hf_tokenizer import HFTokenizer
+from grpo_jax.models import hf
+from grpo_jax.policy import Policy, open_policy
+
+
+def export(policy: Policy, directory: str) -> None:
+  """Writes weights, config, tokenizer and generation config.
+
+  A policy from scratch has the byte tokenizer, which transformers does not:
+  then the weights and the config are all there is.
+
+  Raises:
+    UserError: the directory holds a model already, or cannot be written.
+  """
+  base = policy.base or {"model_type": "llama"}
+  hf.export(policy.params, policy.model.arch, base, directory)
+  out = pathlib.Path(directory)
+  tokenizer = policy.tokenizer
+  if isinstance(tokenizer, HFTokenizer):
+    tokenizer.raw.save_pretrained(directory)
+  generation = {}
+  if policy.companions:
+    found = pathlib.Path(policy.companions) / "generation_config.json"
+    if found.exists():
+      generation = json.loads(found.read_text())
+  stops = list(tokenizer.stop_ids())
+  generation |= {
+    "eos_token_id": stops if len(stops) > 1 else stops[0],
+    "pad_token_id": tokenizer.pad_id,
+  }
+  text = json.dumps(generation, indent=2)
+  (out / "generation_config.json").write_text(text)
+
+
+def define_flags() -> None:
+  """The command's flags."""
+  flags.DEFINE_string("workdir", None, "the run, RUN@STEP or RUN@best")
+  flags.DEFINE_string("out", None, "directory to write")
+
+
+def main(_: Any) -> int:
+  """The command."""
+  f = flags.FLAGS
+  if not f.workdir or not f.out:
+    raise UserError("--workdir=RUN and --out=DIR are needed")
+  policy = open_policy(f.workdir, sharding.make_mesh(-1, 1, 1))
+  export(policy, f.out)
+  print(f"wrote {f.out}: {policy.source}")
+  return cli.OK
+
+
+if __name__ == "__main__":
+  cli.run(main, define_flags)

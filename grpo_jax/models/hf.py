@@ -1,0 +1,219 @@
+"""Hugging Face checkpoints: directories of safetensors, in and out."""
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from grpo_jax.errors import UserError
+from grpo_jax.models import llama, names
+from grpo_jax.models.architecture import Architecture
+from grpo_jax.types import Params
+
+FAMILIES = dict.fromkeys(llama.MODEL_TYPES, llama)
+
+# Buffers that old checkpoints stored beside their weights.
+DERIVED = ("rotary_emb.inv_freq",)
+
+# What makes a directory a model beside its weights: copied on export.
+COMPANIONS = (
+  "generation_config.json",
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "tokenizer.model",
+  "vocab.json",
+  "merges.txt",
+  "added_tokens.json",
+  "chat_template.jinja",
+)
+
+SHARD_BYTES = 4 * 2**30  # of an export's largest file
+
+
+class Safetensors:
+  """Tensors of a directory's safetensors files, read when asked for."""
+
+  def __init__(self, directory: str):
+    """Opens the files.
+
+    Raises:
+      UserError: no weights, a missing shard, or a file that is truncated.
+    """
+    import safetensors
+
+    self.where = directory
+    self._files: dict[str, Any] = {}
+    for path in _weight_files(pathlib.Path(directory)):
+      try:
+        handle = safetensors.safe_open(path, framework="np")
+      except Exception as error:  # safetensors has its own error type
+        raise UserError(f"{path} cannot be read: {error}") from error
+      for name in handle.keys():  # noqa: SIM118, it is no dict
+        if name in self._files:
+          raise UserError(f"{directory} has the tensor {name!r} twice")
+        self._files[name] = handle
+
+  def names(self) -> set[str]:
+    """Every tensor there is, derived buffers apart."""
+    return {n for n in self._files if not n.endswith(DERIVED)}
+
+  def shape(self, name: str) -> tuple[int, ...]:
+    """Its shape, without reading it."""
+    return tuple(self._files[name].get_slice(name).get_shape())
+
+  def read(self, name: str) -> np.ndarray:
+    """Its values in float32."""
+    dtype = self._files[name].get_slice(name).get_dtype()
+    if dtype not in ("F32", "F16", "BF16", "F64"):
+      raise UserError(
+        f"{self.where}: tensor {name!r} is {dtype}, not a floating-point type;"
+        " quantised weights are not supported"
+      )
+    return np.asarray(self._files[name].get_tensor(name), np.float32)
+
+
+def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
+  """The files a directory's index names, or its single file."""
+  index = directory / "model.safetensors.index.json"
+  if index.exists():
+    shards = sorted(set(read_json(index)["weight_map"].values()))
+    paths = [directory / shard for shard in shards]
+  else:
+    paths = sorted(directory.glob("*.safetensors"))
+  missing = [path.name for path in paths if not path.exists()]
+  if missing:
+    raise UserError(
+      f"{directory} lacks {len(missing)} of {len(paths)} weight files, such as"
+      f" {missing[0]}"
+    )
+  if not paths:
+    raise UserError(
+      f"{directory} has no safetensors file; convert the model first"
+    )
+  return paths
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """A JSON file, or a UserError that names it."""
+  try:
+    return json.loads(path.read_text())
+  except FileNotFoundError as error:
+    raise UserError(f"{path} is missing") from error
+  except (OSError, ValueError) as error:
+    raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def family(config: Mapping[str, Any]) -> Any:
+  """The module of a config.json's model_type.
+
+  Raises:
+    UserError: a family that is not supported.
+  """
+  kind = config.get("model_type")
+  if kind not in FAMILIES:
+    raise UserError(
+      f"model_type {kind!r} is not supported; supported are"
+      f" {', '.join(FAMILIES)}"
+    )
+  return FAMILIES[kind]
+
+
+def locate(path: str) -> str:
+  """A local directory or file of a model: itself, or a hub snapshot.
+
+  Args:
+    path: a directory, a GGUF file, or a hub id with an optional @revision.
+
+  Raises:
+    UserError: there is no such model, it is gated, or there is no network.
+  """
+  if os.path.exists(path):
+    return path
+  if path.startswith(("/", ".", "~")) or path.count("/") != 1:
+    raise UserError(f"model {path!r} is neither a local path nor a hub id")
+  repo, _, revision = path.partition("@")
+  import huggingface_hub
+  from huggingface_hub import errors
+
+  try:
+    return huggingface_hub.snapshot_download(
+      repo,
+      revision=revision or None,
+      allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"],
+    )
+  except errors.GatedRepoError as error:
+    raise UserError(
+      f"model {repo} is gated: accept its terms on the hub and log in with"
+      " `hf auth login`"
+    ) from error
+  except errors.RevisionNotFoundError as error:
+    raise UserError(f"model {repo} has no revision {revision!r}") from error
+  except errors.RepositoryNotFoundError as error:
+    raise UserError(
+      f"model {repo} is not on the hub, or private without a token"
+    ) from error
+  except Exception as error:  # no network has many faces
+    kind = type(error).__name__
+    raise UserError(
+      f"model {repo} could not be fetched ({kind}); with no network, give a"
+      " local directory"
+    ) from error
+
+
+def export(
+  params: Params,
+  arch: Architecture,
+  config: Mapping[str, Any],
+  directory: str,
+  *,
+  companions: str | None = None,
+) -> None:
+  """Writes a directory that transformers loads.
+
+  Args:
+    params: float32 parameters.
+    arch: their architecture.
+    config: the config.json of the import, whose other attributes are kept.
+    directory: made if missing; refused if it holds a model.
+    companions: the imported directory, whose tokenizer, chat template and
+      generation config are copied.
+
+  Raises:
+    UserError: the directory holds a model already.
+  """
+  from safetensors.numpy import save_file
+
+  out = pathlib.Path(directory)
+  if (out / "config.json").exists():
+    raise UserError(f"{directory} holds a model already; choose another")
+  out.mkdir(parents=True, exist_ok=True)
+  fam = family(config)
+  shards: list[dict[str, np.ndarray]] = [{}]
+  size = 0
+  for name, x in names.tensors(params, arch, fam.names(arch)):
+    if shards[-1] and size + x.nbytes > SHARD_BYTES:
+      shards.append({})
+      size = 0
+    shards[-1][name] = x
+    size += x.nbytes
+  count, where = len(shards), {}
+  for i, shard in enumerate(shards):
+    name = "model.safetensors"
+    if count > 1:
+      name = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
+    save_file(shard, out / name, metadata={"format": "pt"})
+    where |= dict.fromkeys(shard, name)
+  if count > 1:
+    index = {"metadata": {}, "weight_map": where}
+    text = json.dumps(index, indent=2)
+    (out / "model.safetensors.index.json").write_text(text)
+  for name in COMPANIONS:
+    if companions and (pathlib.Path(companions) / name).exists():
+      shutil.copy(pathlib.Path(companions) / name, out / name)
+  text = json.dumps(fam.write_config(arch, config), indent=2)
+  (out / "config.json").write_text(text)

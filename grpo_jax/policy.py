@@ -1,0 +1,105 @@
+"""A trained policy as commands open it: a run of ours, or a model."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+
+from grpo_jax import config, sharding
+from grpo_jax.checkpoint import parse_run
+from grpo_jax.errors import UserError
+from grpo_jax.models import transformer
+from grpo_jax.models.architecture import Model
+from grpo_jax.models.pretrained import open_model
+from grpo_jax.tokenizer import Tokenizer, make_tokenizer
+from grpo_jax.types import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+  """Parameters on the mesh, and what is needed to talk to them.
+
+  Attributes:
+    source: where it came from: run and step, or the model's path.
+    base: the config.json of the model it started from, or {}.
+    companions: directory with that model's other files, or None.
+  """
+
+  model: Model
+  params: Params
+  tokenizer: Tokenizer
+  source: dict[str, Any]
+  base: dict[str, Any]
+  companions: str | None
+
+
+def is_run(path: str) -> bool:
+  """Whether a path, with or without @STEP, is a workdir of ours."""
+  directory = pathlib.Path(parse_run(path)[0])
+  return (directory / "checkpoints").is_dir()
+
+
+def stored_config(run: str) -> dict[str, Any]:
+  """The configuration a run was started with.
+
+  Raises:
+    UserError: there is no run.
+  """
+  path = pathlib.Path(run) / "config.json"
+  try:
+    return json.loads(path.read_text())["config"]
+  except FileNotFoundError as error:
+    raise UserError(f"no run at {run}: {path} is missing") from error
+  except (OSError, ValueError, KeyError) as error:
+    raise UserError(f"{path} cannot be read: {error}") from error
+
+
+def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:
+  """Opens RUN, RUN@STEP, RUN@best, a model directory, GGUF file or hub id.
+
+  Args:
+    path: which.
+    mesh: where the parameters go.
+    **chat: `chat` and `system` of the tokenizer; unset: as the run had them.
+
+  Raises:
+    UserError: there is no such thing, or it is broken.
+  """
+  if not is_run(path):
+    opened = open_model(path)
+    tokenizer = make_tokenizer("", opened.path, **chat)
+    model = Model(opened.architecture(tokenizer.vocab_size))
+    params = opened.load(model.arch, _shardings(model, mesh))
+    companions = opened.path if os.path.isdir(opened.path) else None
+    base = dict(opened.config)
+    return Policy(model, params, tokenizer, {"model": path}, base, companions)
+  from grpo_jax.checkpoint import open_run
+
+  directory, which = parse_run(path)
+  c = stored_config(directory)
+  c["data"] |= chat
+  e = config.resolve_plain(c)
+  targets = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    jax.eval_shape(lambda: transformer.init(jax.random.key(0), e.model.arch)),
+    _shardings(e.model, mesh),
+  )
+  with open_run(directory) as checkpoints:
+    step = checkpoints.find(which)
+    params = checkpoints.restore(step, {"trainable": targets})["trainable"]
+  source = {"run": os.path.abspath(directory), "step": step}
+  opened = e.pretrained
+  base = dict(opened.config) if opened else {}
+  companions = opened.path if opened and os.path.isdir(opened.path) else None
+  return Policy(e.model, params, e.tokenizer, source, base, companions)
+
+
+def _shardings(model: Model, mesh: jax.sharding.Mesh) -> Params:
+  abstract = jax.eval_shape(
+    lambda: transformer.init(jax.random.key(0), model.arch)
+  )
+  axes = transformer.axes(model.arch)
+  return sharding.state_sharding(mesh, abstract, axes)

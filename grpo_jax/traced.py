@@ -1,0 +1,171 @@
+"""The functions that a run compiles: records bound, arrays left open.
+
+Each returns a pure function of arrays. `build` makes programs of them.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import grpo
+from grpo_jax.config import Experiment
+from grpo_jax.logprobs import Slabs
+from grpo_jax.sampling import Sampling, stream_key
+from grpo_jax.types import (
+  Array,
+  Params,
+  Prompts,
+  Rewards,
+  Rollout,
+  Scores,
+  TrainState,
+  length_mask,
+)
+
+
+def sample(e: Experiment, how: Sampling, stream: str) -> Callable[..., Any]:
+  """params, prompts, key, step -> a rollout."""
+
+  def fn(params: Params, prompts: Prompts, key: Array, step: Array) -> Rollout:
+    return grpo.sample(
+      params,
+      prompts,
+      stream_key(key, step, stream),
+      model=e.model,
+      sampling=how,
+      policy_step=step,
+    )
+
+  return fn
+
+
+def score(e: Experiment, plan: Slabs) -> Callable[..., Any]:
+  """params, rollout -> log-probs."""
+
+  def fn(params: Params, rollout: Rollout) -> Array:
+    scores = grpo.score(params, rollout, model=e.model, slabs=plan)
+    return scores.logprobs
+
+  return fn
+
+
+def advantage(e: Experiment) -> Callable[..., Any]:
+  """rewards, rollout, scores -> a batch."""
+
+  def fn(rewards: Rewards, rollout: Rollout, scores: Scores) -> grpo.Batch:
+    return grpo.advantage(rewards, rollout, scores, algorithm=e.algorithm)
+
+  return fn
+
+
+def minibatch(e: Experiment) -> Callable[..., Any]:
+  """batch, index -> a mini-batch."""
+
+  def fn(batch: grpo.Batch, index: Array) -> grpo.Batch:
+    return grpo.minibatch(
+      batch, index, parts=e.batching.minibatches, algorithm=e.algorithm
+    )
+
+  return fn
+
+
+def update(e: Experiment, plan: Slabs) -> Callable[..., Any]:
+  """state, batch, ends_step -> state, metrics."""
+
+  def fn(
+    state: TrainState, batch: grpo.Batch, ends_step: Array
+  ) -> tuple[TrainState, grpo.Metrics]:
+    return grpo.update(
+      state,
+      batch,
+      ends_step,
+      model=e.model,
+      algorithm=e.algorithm,
+      optimizer=e.optimizer,
+      micro_batches=e.batching.micro_batches,
+      slabs=plan,
+    )
+
+  return fn
+
+
+def take(batch: grpo.Batch, index: Array) -> grpo.Batch:
+  """The prompts of one micro-batch; weights stay those of the mini-batch."""
+  return jax.tree.map(lambda x: x[index] if x.ndim else x, batch)
+
+
+def accumulate(e: Experiment, plan: Slabs) -> Callable[..., Any]:
+  """params, micro-batch, total -> total."""
+
+  def fn(params: Params, part: grpo.Batch, total: tuple) -> tuple:
+    grads = grpo.gradients(
+      params, {}, part, model=e.model, algorithm=e.algorithm, slabs=plan
+    )
+    return grpo.add(total, grads)
+
+  return fn
+
+
+def zeros(e: Experiment) -> Callable[..., Any]:
+  """params, micro-batch -> a total of no micro-batches."""
+
+  def fn(params: Params, part: grpo.Batch) -> tuple:
+    shapes = jax.eval_shape(
+      lambda: grpo.gradients(
+        params, {}, part, model=e.model, algorithm=e.algorithm
+      )
+    )
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+  return fn
+
+
+def apply(e: Experiment) -> Callable[..., Any]:
+  """state, total, ends_step -> state, metrics."""
+
+  def fn(
+    state: TrainState, total: tuple, ends_step: Array
+  ) -> tuple[TrainState, grpo.Metrics]:
+    return grpo.apply(
+      state, total, ends_step, algorithm=e.algorithm, optimizer=e.optimizer
+    )
+
+  return fn
+
+
+def imitate(e: Experiment) -> Callable[..., Any]:
+  """Warm-up: the same update, on given completions, as groups of one."""
+
+  def fn(
+    state: TrainState, prompts: Prompts, ids: Array, lengths: Array
+  ) -> tuple[TrainState, grpo.Metrics]:
+    zeros = jnp.zeros(ids.shape, jnp.float32)
+    rollout = Rollout(
+      prompts=prompts,
+      ids=ids,
+      lengths=lengths,
+      truncated=jnp.zeros(lengths.shape, bool),
+      mask=length_mask(lengths, ids.shape[-1]),
+      sampler_logprobs=zeros,
+      support=None,
+      temperature=jnp.float32(1),
+      policy_step=state.step,
+    )
+    one = jnp.ones(lengths.shape, jnp.float32)
+    rewards = Rewards(
+      total=one, scored=one > 0, metric=one, parts=one[..., None][..., :0]
+    )
+    batch = grpo.advantage(
+      rewards, rollout, Scores(), algorithm=e.warmup_algorithm
+    )
+    return grpo.update(
+      state,
+      batch,
+      model=e.model,
+      algorithm=e.warmup_algorithm,
+      optimizer=e.warmup_optimizer,
+    )
+
+  return fn

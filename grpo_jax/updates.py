@@ -1,0 +1,112 @@
+"""Every optimizer step of a rollout: epochs x mini-batches x micro-batches.
+
+With one micro-batch an update is one program. With several the host loops over
+them, so their number may differ from step to step without a new shape: groups
+that cannot train are left out, and a signal is answered between two of them.
+"""
+
+import contextlib
+
+import numpy as np
+
+from grpo_jax.build import Built
+from grpo_jax.logprobs import cover
+from grpo_jax.types import Batch, TrainState
+
+
+def update_all(
+  built: Built,
+  state: TrainState,
+  batch: Batch,
+  lengths: np.ndarray,
+  mixed: np.ndarray,
+) -> tuple[TrainState, list[dict], Batch, float]:
+  """Trains on a rollout.
+
+  From the first optimizer step on, the state's old buffers are gone, so what
+  follows is shielded from signals; before it nothing is lost by stopping.
+
+  Args:
+    built: the programs.
+    state: donated.
+    batch: the rollout batch.
+    lengths: [B, G] on the host.
+    mixed: [B] bool, groups with unequal rewards.
+
+  Returns:
+    the next state, each update's metrics, the last mini-batch, and the token
+    positions that were computed, prompts included.
+  """
+  e = built.experiment
+  b, guard = e.batching, built.programs.guard
+  # Without a KL term a group of equal rewards has no gradient at all.
+  trains = mixed if e.algorithm.kl is None else np.ones_like(mixed)
+  sums, computed, part = [], 0.0, batch
+  with contextlib.ExitStack() as shield:
+    for update in range(b.updates_per_step):
+      which = update % b.minibatches
+      rows = slice(which, None, b.minibatches)
+      if b.minibatches > 1:
+        part = built.minibatch(batch, built.put_scalar(which))
+      last = built.put_scalar(int(update == b.updates_per_step - 1))
+      if b.micro_batches == 1:
+        plan = cover(lengths[rows], b.slabs)
+        computed += positions(built, len(lengths[rows]), plan)
+        guard.check()
+        shield.enter_context(guard.shielded())
+        state, values = built.update[plan](state, part, last)
+      else:
+        total, count = gradients(
+          built, state, part, lengths[rows], trains[rows]
+        )
+        computed += count
+        shield.enter_context(guard.shielded())
+        state, values = built.apply(state, total, last)
+      sums.append(guard.wait(values))
+    guard.wait(state)
+  return state, sums, part, computed
+
+
+def gradients(
+  built: Built,
+  state: TrainState,
+  part: Batch,
+  lengths: np.ndarray,
+  trains: np.ndarray,
+) -> tuple[tuple, float]:
+  """Gradients of a mini-batch, summed over its micro-batches.
+
+  Args:
+    built: the programs.
+    state: its parameters are read.
+    part: the mini-batch.
+    lengths: [B, G].
+    trains: [B] bool, groups with a gradient; the others are left out where
+      prompts are not split over devices (their rows would have to travel).
+
+  Returns:
+    (gradients, sums), and the token positions computed.
+  """
+  b, guard = built.experiment.batching, built.programs.guard
+  size, count = b.micro_batch_prompts, b.micro_batches
+  order = np.arange(len(lengths)).reshape(size, count).T.ravel()  # strided
+  ways = built.mesh.shape["data"] * built.mesh.shape["fsdp"]
+  if ways == 1 and not trains.all():
+    order = np.argsort(~trains, kind="stable")
+    count = max(1, -(-int(trains.sum()) // size))
+  total, computed = None, 0.0
+  for i in range(count):
+    index = order[i * size : (i + 1) * size].astype(np.int32)
+    micro = built.take(part, built.to_device(index))
+    if total is None:
+      total = built.zeros(state.trainable, micro)
+    plan = cover(lengths[index], b.slabs)
+    computed += positions(built, size, plan)
+    total = guard.wait(built.accumulate[plan](state.trainable, micro, total))
+  return total, computed
+
+
+def positions(built: Built, prompts: int, plan: tuple) -> float:
+  """Token positions that a pass over `prompts` prompts computes."""
+  tokens = sum(rows * size for rows, size in plan)
+  return float(prompts * (built.experiment.prompt_width - 1 + tokens))
