@@ -36,4 +36,4 @@ def model(arch):
 
 @pytest.fixture(scope="session")
 def params(arch):
-  return transformer.init(jax.random.key(0), arch)
+  return jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), arch)

@@ -99,7 +99,7 @@ def parameter_count(arch: Architecture) -> int:
 
 
 def init(key: Array, arch: Architecture) -> Params:
-  """Draws float32 parameters; each weight's draw depends on its path alone."""
+  """Draws float32 parameters, a key for each place in the weight table."""
   table = weights(arch)
   flat, treedef = jax.tree_util.tree_flatten(
     table, is_leaf=lambda x: isinstance(x, Weight)
