@@ -1,6 +1,6 @@
 """Writes docs/metrics.md from the table in grpo_jax/metrics.py.
 
-    python docs/make_metrics.py
+python docs/make_metrics.py
 """
 
 import pathlib

@@ -31,7 +31,6 @@ from grpo_jax import (
   cli,
   config,
   data,
-  evaluate,
   plots,
   preemption,
   records,
@@ -44,6 +43,7 @@ from grpo_jax.checkpoint import Checkpoints
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
+from grpo_jax.rewards.runner import Runner
 
 SCENARIOS = {}
 ROOT = pathlib.Path(sys.argv[1])
@@ -136,7 +136,8 @@ def with_task(name):
   """The programs with another reward: rewards are no part of them."""
   task = getattr(tiny_config, name)()
   e = dataclasses.replace(BUILT.experiment, task=task)
-  return dataclasses.replace(BUILT, experiment=e)
+  runner = Runner(task, e.scoring.time_limit, e.scoring.workers)
+  return dataclasses.replace(BUILT, experiment=e, runner=runner)
 
 
 @scenario(
@@ -144,13 +145,13 @@ def with_task(name):
   ("warm-up's update", build.Program, "__call__", 4),
   ("begin of rl", session.Session, "begin_rl", 1),
   ("generation", steps, "fetch", 11),
-  ("reward", steps, "score_batch", 3),
+  ("reward", Runner, "score", 11),
   ("scores", steps, "make_batch", 2),
   ("update", steps, "update_all", 3),
   ("record", records.Records, "write_rollouts", 2),
-  ("first evaluation", evaluate, "score_batch", 3),
-  ("evaluation", evaluate, "score_batch", 14),
-  ("last evaluation", evaluate, "score_batch", 22),
+  ("first evaluation", Runner, "score", 3),
+  ("evaluation", Runner, "score", 18),
+  ("last evaluation", Runner, "score", 30),
   ("save", Checkpoints, "save", 3),
   ("wait for a save", Checkpoints, "wait", 5),
 )
@@ -182,7 +183,7 @@ def sigterm_at_the_end(workdir):
 
 @scenario()
 def sigterm_in_probe(workdir):
-  with before(steps, "score_batch", 1, send):
+  with before(Runner, "score", 1, send):
     first = start(BUILT, workdir, probe=8)
   second = start(BUILT, workdir)
   return {**first, "again": second, "same": same(workdir)}
