@@ -9,7 +9,9 @@ with open("grpo_jax/__init__.py") as f:
 with open("README.md") as f:
   README = f.read()
 
-TEST = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6"]
+# Tokenizers, chat templates and weights of other people's models.
+HF = ["transformers>=5.0", "safetensors>=0.5", "gguf>=0.17", "jinja2>=3.1"]
+TEST = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6", *HF]
 
 setuptools.setup(
   name="grpo_jax",
@@ -35,6 +37,9 @@ setuptools.setup(
   ],
   extras_require={
     "test": TEST,
+    "hf": HF,
+    # PyTorch for parity checks; a plain `torch` pulls gigabytes of CUDA.
+    "parity": [*HF, "torch==2.13.0", "accelerate>=1.0"],
     "tpu": ["jax[tpu]>=0.10.2"],
     "cuda": ["jax[cuda13]>=0.10.2"],
   },

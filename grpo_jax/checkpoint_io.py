@@ -5,9 +5,11 @@ The only module that imports Orbax.
 """
 
 import contextlib
+import functools
 import json
 import logging
 import os
+import sys
 
 import jax
 import orbax.checkpoint as ocp
@@ -340,6 +342,26 @@ def _quiet_orbax():
   logger = logging.getLogger("absl")
   if _not_from_orbax not in logger.filters:
     logger.addFilter(_not_from_orbax)
+    logging.getLogger("asyncio").addFilter(_not_of_tensorstore)
+    sys.unraisablehook = functools.partial(_unraisable, sys.unraisablehook)
+
+
+def _not_of_tensorstore(record):
+  """Drops writes that failed beside the one whose error was raised."""
+  error = record.exc_info and record.exc_info[1]
+  return "os_error_code=" not in str(error)
+
+
+def _unraisable(earlier, event):
+  """Drops what TensorStore's threads print when a save has failed already.
+
+  Its other writes end later and report to an event loop that is closed. Only
+  C++ calls that function as the outermost one.
+  """
+  trace = event.exc_traceback
+  code = trace and trace.tb_frame.f_code
+  if not code or code.co_name != "call_soon_threadsafe":
+    earlier(event)
 
 
 def _not_from_orbax(record):
