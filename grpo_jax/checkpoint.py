@@ -179,9 +179,10 @@ class Checkpoints:
     try:
       self.wait()
     finally:
-      if self._writer:
-        self._writer.close()
       self._reader.close()
+      with explained(f"could not write {self._directory}"):
+        if self._writer:  # of a save that failed, more may fail
+          self._writer.close()
 
   def __enter__(self):
     return self
