@@ -9,7 +9,6 @@ completion length and truncation, sampled and greedy.
 import dataclasses
 import json
 import math
-import pathlib
 import sys
 from typing import Any
 
@@ -23,6 +22,7 @@ from grpo_jax.checkpoint import parse_run
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
+from grpo_jax.policy import stored_config
 from grpo_jax.preemption import Guard, Preempted, leave
 from grpo_jax.session import load_parameters
 from grpo_jax.tasks.base import Example
@@ -170,21 +170,6 @@ def define_flags() -> None:
   flags.DEFINE_float(
     "temperature", 1.0, "of the sampled completions", lower_bound=0.0
   )
-
-
-def stored_config(run: str) -> dict[str, Any]:
-  """The configuration a run was started with.
-
-  Raises:
-    UserError: there is no run.
-  """
-  path = pathlib.Path(run) / "config.json"
-  try:
-    return json.loads(path.read_text())["config"]
-  except (FileNotFoundError, NotADirectoryError) as error:
-    raise UserError(f"no run at {run}: {path} is missing") from error
-  except (OSError, ValueError, KeyError) as error:
-    raise UserError(f"{path} cannot be read: {error}") from error
 
 
 def open_policy(

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from absl import flags
 
-from grpo_jax import build, cli, config, evaluate, session, sharding, steps
+from grpo_jax import build, cli, config, session, sharding, steps
 from grpo_jax.build import Built
 from grpo_jax.checkpoint import open_run
 from grpo_jax.compile import Programs, use_cache
@@ -23,6 +23,7 @@ from grpo_jax.console import Console
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import cover
 from grpo_jax.metrics import mixed_groups
+from grpo_jax.policy import stored_config
 from grpo_jax.preemption import Guard, Preempted, leave
 from grpo_jax.records import read_rollouts
 from grpo_jax.rewards.runner import RewardBatch
@@ -233,7 +234,7 @@ def main(_: Any) -> int:
   f = flags.FLAGS
   if not f.workdir or f.step is None:
     raise UserError("--workdir=RUN and --step=N are needed")
-  c = evaluate.stored_config(f.workdir)
+  c = stored_config(f.workdir)
   e = config.resolve_plain(c)
   if not e.warmup_steps < f.step <= e.total_steps:
     raise UserError(
