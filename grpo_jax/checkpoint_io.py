@@ -24,6 +24,7 @@ _SUCCESS = "commit_success.txt"
 _TEMPORARY = ".orbax-checkpoint-tmp"
 _REMOVED = ".removed"
 _ASIDE = ".damaged"
+_ORBAX = f"{os.sep}orbax{os.sep}checkpoint{os.sep}"  # in its files' paths
 
 
 class Damaged(UserError):
@@ -342,14 +343,14 @@ def _quiet_orbax():
   logger = logging.getLogger("absl")
   if _not_from_orbax not in logger.filters:
     logger.addFilter(_not_from_orbax)
-    logging.getLogger("asyncio").addFilter(_not_of_tensorstore)
+    logging.getLogger("asyncio").addFilter(_not_a_lost_write)
     sys.unraisablehook = functools.partial(_unraisable, sys.unraisablehook)
 
 
-def _not_of_tensorstore(record):
+def _not_a_lost_write(record):
   """Drops writes that failed beside the one whose error was raised."""
-  error = record.exc_info and record.exc_info[1]
-  return "os_error_code=" not in str(error)
+  text = f"{record.getMessage()} {record.exc_info}"
+  return _ORBAX not in text and "os_error_code=" not in text
 
 
 def _unraisable(earlier, event):
@@ -365,4 +366,4 @@ def _unraisable(earlier, event):
 
 
 def _not_from_orbax(record):
-  return f"{os.sep}orbax{os.sep}checkpoint{os.sep}" not in record.pathname
+  return _ORBAX not in record.pathname
