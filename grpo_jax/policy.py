@@ -51,7 +51,7 @@ def stored_config(run: str) -> dict[str, Any]:
   path = pathlib.Path(run) / "config.json"
   try:
     return json.loads(path.read_text())["config"]
-  except FileNotFoundError as error:
+  except (FileNotFoundError, NotADirectoryError) as error:
     raise UserError(f"no run at {run}: {path} is missing") from error
   except (OSError, ValueError, KeyError) as error:
     raise UserError(f"{path} cannot be read: {error}") from error
