@@ -57,14 +57,16 @@ def update_programs(built: Built, part: Batch, step: Any) -> list[Job]:
   if built.experiment.batching.micro_batches == 1:
     return [(p, (state, part, step)) for p in built.update.values()]
   size = built.experiment.batching.micro_batch_prompts
-  index = (part, _abstract(built, (size,), np.int32))
-  micro = built.take.abstract(*index)
+  which, index = built.cut, (part, step)
+  if built.ways == 1:
+    which, index = built.take, (part, _abstract(built, (size,), np.int32))
+  micro = which.abstract(*index)
   total = built.zeros.abstract(state.trainable, micro)
   return [
     *[(p, (state.trainable, micro, total)) for p in built.accumulate.values()],
     (built.apply, (state, total, step)),
     (built.zeros, (state.trainable, micro)),
-    (built.take, index),
+    (which, index),
   ]
 
 

@@ -47,7 +47,8 @@ class Built:
     minibatch: batch, index -> batch.
     update: {slabs: state, batch, ends_step -> state, metrics}.
     zeros: parameters, micro-batch -> gradients and sums of none.
-    take: batch, prompts to keep -> micro-batch, its weights untouched.
+    take: mini-batch, prompts to keep -> micro-batch, weights untouched.
+    cut: mini-batch, i -> its i-th micro-batch; no row leaves its device.
     accumulate: {slabs: parameters, micro-batch, total -> total}.
     apply: state, total, ends_step -> state, metrics.
     evaluators: {'sampled' | 'greedy': params, prompts, key -> rollout}.
@@ -67,6 +68,7 @@ class Built:
   update: dict[Slabs, Program]
   zeros: Program
   take: Program
+  cut: Program
   accumulate: dict[Slabs, Program]
   apply: Program
   evaluators: dict[str, Program]
@@ -99,6 +101,11 @@ class Built:
   def params_target(self) -> Params:
     """Abstract trainable parameters with their shardings, for a restore."""
     return self.shapes["rl"].trainable
+
+  @property
+  def ways(self) -> int:
+    """Devices that prompts are split over."""
+    return self.mesh.shape["data"] * self.mesh.shape["fsdp"]
 
   def replicated(self) -> jax.sharding.NamedSharding:
     """The sharding of what every device holds."""
@@ -243,6 +250,7 @@ def build(e: Experiment, programs: Programs) -> Built:
     },
     zeros=programs.bind("zeros", traced.zeros(e), out=shardings),
     take=programs.bind("take", traced.take, shapes=micro),
+    cut=programs.bind("cut", traced.cut(e), shapes=micro),
     accumulate={
       plan: programs.bind(
         "gradients",

@@ -22,6 +22,7 @@ from grpo_jax.types import (
   Scores,
   TrainState,
   length_mask,
+  split_prompts,
 )
 
 
@@ -92,8 +93,18 @@ def update(e: Experiment, plan: Slabs) -> Callable[..., Any]:
 
 
 def take(batch: grpo.Batch, index: Array) -> grpo.Batch:
-  """The prompts of one micro-batch; weights stay those of the mini-batch."""
+  """Chosen prompts of a mini-batch, its weights as they are."""
   return jax.tree.map(lambda x: x[index] if x.ndim else x, batch)
+
+
+def cut(e: Experiment) -> Callable[..., Any]:
+  """batch, i -> its i-th strided micro-batch: no row leaves its device."""
+
+  def fn(batch: grpo.Batch, index: Array) -> grpo.Batch:
+    parts = split_prompts(batch, e.batching.micro_batches)
+    return jax.tree.map(lambda x: x[index], parts)
+
+  return fn
 
 
 def accumulate(e: Experiment, plan: Slabs) -> Callable[..., Any]:

@@ -90,14 +90,16 @@ def gradients(
   b, guard = built.experiment.batching, built.programs.guard
   size, count = b.micro_batch_prompts, b.micro_batches
   order = np.arange(len(lengths)).reshape(size, count).T.ravel()  # strided
-  ways = built.mesh.shape["data"] * built.mesh.shape["fsdp"]
-  if ways == 1 and not trains.all():
+  if built.ways == 1 and not trains.all():
     order = np.argsort(~trains, kind="stable")
     count = max(1, -(-int(trains.sum()) // size))
   total, computed = None, 0.0
   for i in range(count):
     index = order[i * size : (i + 1) * size].astype(np.int32)
-    micro = built.take(part, built.to_device(index))
+    if built.ways == 1:
+      micro = built.take(part, built.to_device(index))
+    else:
+      micro = built.cut(part, built.put_scalar(i))
     if total is None:
       total = built.zeros(state.trainable, micro)
     plan = cover(lengths[index], b.slabs)

@@ -21,7 +21,8 @@ from grpo_jax.session import open_session
 
 every_mesh = pytest.mark.parametrize("sizes", MESHES, ids=str)
 split_model = pytest.mark.parametrize("sizes", MESHES[1:], ids=str)
-PROGRAMS = ("sample", "score", "advantage", "minibatch", "update")
+PROGRAMS = ("sample", "score", "advantage", "minibatch")
+PROGRAMS += ("cut", "accumulate", "apply")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -211,7 +212,11 @@ def test_no_row_of_a_rollout_travels(run_on, sizes):
     for operation, dtype, shape in found:
       assert "all-to-all" not in operation, (name, shape)
       assert "permute" not in operation, (name, shape)
-      if dtype in ("s32", "u32", "pred") or name in ("advantage", "minibatch"):
+      if dtype in ("s32", "u32", "pred") or name in (
+        "advantage",
+        "minibatch",
+        "cut",
+      ):
         assert shape == (), (name, operation, dtype, shape)
 
 
