@@ -47,7 +47,7 @@ def group_mean(rewards: Array, scored: Array) -> Array:
   """
   count = jnp.maximum(jnp.sum(scored, axis=1, keepdims=True), 1)
   kept = jnp.where(scored, rewards, 0.0)
-  mean = jnp.sum(kept, axis=1, keepdims=True) / count
+  mean = jnp.sum(kept / count, axis=1, keepdims=True)
   use = scored & informative(rewards, scored)
   return jnp.where(use, rewards - mean, 0.0)
 
@@ -68,11 +68,14 @@ def group_normalized(
   """
   centred = group_mean(rewards, scored)
   count = jnp.sum(scored, axis=1, keepdims=True)
-  squares = jnp.sum(jnp.square(centred), axis=1, keepdims=True)
   use = informative(rewards, scored)
-  # The inner `where` keeps the root's gradient finite where nothing is used.
+  # Squares of rewards over 1e19 would overflow; the inner `where` keeps the
+  # root's gradient finite where nothing is used.
+  size = jnp.max(jnp.abs(centred), axis=1, keepdims=True)
+  size = jnp.where(use, size, 1.0)
+  squares = jnp.sum(jnp.square(centred / size), axis=1, keepdims=True)
   variance = squares / jnp.maximum(count - ddof, 1)
-  std = jnp.sqrt(jnp.where(use, variance, 1.0))
+  std = size * jnp.sqrt(jnp.where(use, variance, 1.0))
   return centred / (std + epsilon)
 
 

@@ -278,7 +278,7 @@ def make_evaluation(
     if e["prompts"] > found:
       raise UserError(
         f"eval.prompts {e['prompts']} is more than the {found} examples of the"
-        f" {e['split']} split; lower it or raise task.{e['split']}"
+        f" {e['split']} split; lower it or make the split larger"
       )
   sampled = dataclasses.replace(
     sampling,

@@ -6,6 +6,7 @@ Weights are the policy's, in float32; tokenizer, chat template and generation
 config are those of the model it started from.
 """
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from absl import flags
 
 from grpo_jax import cli, sharding
+from grpo_jax.disk import explained
 from grpo_jax.errors import UserError
 from grpo_jax.hf_tokenizer import HFTokenizer
 from grpo_jax.models import hf
@@ -28,8 +30,16 @@ def export(policy: Policy, directory: str) -> None:
   Raises:
     UserError: the directory holds a model already, or cannot be written.
   """
-  base = policy.base or {"model_type": "llama"}
-  hf.export(policy.params, policy.model.arch, base, directory)
+  base, params, arch = policy.base, policy.params, policy.model.arch
+  if not base:
+    # Rows that no token has are masked here; another reader would sample them.
+    base = {"model_type": "llama"}
+    rows = arch.real_vocab
+    tables = {k: params[k][:rows] for k in ("embed", "head") if k in params}
+    params = {**params, **tables}
+    arch = dataclasses.replace(arch, vocab=rows)
+  with explained(f"could not write {directory}"):
+    hf.export(params, arch, base, directory)
   out = pathlib.Path(directory)
   tokenizer = policy.tokenizer
   if isinstance(tokenizer, HFTokenizer):
@@ -59,6 +69,7 @@ def main(_: Any) -> int:
   f = flags.FLAGS
   if not f.workdir or not f.out:
     raise UserError("--workdir=RUN and --out=DIR are needed")
+  cli.check_platform("")
   policy = open_policy(f.workdir, sharding.make_mesh(-1, 1, 1))
   export(policy, f.out)
   print(f"wrote {f.out}: {policy.source}")

@@ -7,6 +7,7 @@ python -m grpo_jax.generate --model=RUN_OR_PATH --chat
 
 import dataclasses
 import json
+import math
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -184,7 +185,9 @@ def define_flags() -> None:
   flags.DEFINE_string("system", "", "the chat's system message")
   flags.DEFINE_string("stop", None, "text that ends a completion, e.g. newline")
   flags.DEFINE_integer("samples", 1, "completions a prompt", lower_bound=1)
-  flags.DEFINE_integer("max_tokens", 256, "at most", lower_bound=1)
+  flags.DEFINE_integer(
+    "max_tokens", 0, "at most; 0: as trained, or 256", lower_bound=0
+  )
   flags.DEFINE_float("temperature", 0.0, "0: the likeliest", lower_bound=0.0)
   flags.DEFINE_float("top_p", 1.0, "nucleus", lower_bound=0.0)
   flags.DEFINE_integer("seed", 0, "of the draws", lower_bound=0)
@@ -196,15 +199,21 @@ def main(_: Any) -> int:
   chosen = [bool(f.prompt), bool(f.file), f.chat]
   if not f.model or sum(chosen) != 1:
     raise UserError("--model and one of --prompt, --file, --chat are needed")
+  if not (math.isfinite(f.temperature) and 0 < f.top_p <= 1):
+    raise UserError(
+      f"--temperature={f.temperature} must be finite and --top_p={f.top_p}"
+      " above 0, at most 1"
+    )
+  cli.check_platform("")
   use_cache("~/.cache/grpo_jax")
-  mesh = sharding.make_mesh(-1, 1, 1)
+  mesh = sharding.one_device()
   how = {"system": f.system} if f.system else {}
   if f.chat:  # the whole conversation is rendered here
     how["chat"] = False
   policy = open_policy(f.model, mesh, **how)
   sampling = Sampling(
     group_size=f.samples,
-    max_tokens=f.max_tokens,
+    max_tokens=f.max_tokens or policy.max_tokens or 256,
     stop_ids=policy.tokenizer.stop_ids([f.stop] if f.stop else []),
     pad_id=policy.tokenizer.pad_id,
     temperature=f.temperature,

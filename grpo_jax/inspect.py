@@ -22,7 +22,6 @@ from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import cover
-from grpo_jax.metrics import mixed_groups
 from grpo_jax.policy import stored_config
 from grpo_jax.preemption import Guard, Preempted, leave
 from grpo_jax.records import read_rollouts
@@ -158,8 +157,7 @@ def rebuild(built: Built, run: str, step: int) -> Rebuilt:
         None if ref is None else np.asarray(ref),
         groups,
       )
-    mixed = mixed_groups(rewards.total, rewards.scored)
-    state = update_all(built, state, batch, lengths, mixed)[0]
+    state = update_all(built, state, batch, lengths)[0]
   raise AssertionError("a checkpoint before the step leaves a step to rebuild")
 
 
@@ -241,6 +239,7 @@ def main(_: Any) -> int:
       f"--step={f.step} is no step of reinforcement learning; those are"
       f" {e.warmup_steps + 1} to {e.total_steps}"
     )
+  cli.check_platform("")
   use_cache(c["compile_cache"])
   mesh = sharding.make_mesh(-1, 1, 1)
   console = Console()

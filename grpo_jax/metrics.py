@@ -38,7 +38,9 @@ TABLE: Mapping[str, str] = {
   "kl/ref": "KL(policy||reference) per token, k3 estimate over real tokens;"
   " exact for the loss's policy only while samples are fresh",
   "kl/ref_k1": "the same by k1: unbiased, noisier, may be negative",
-  "entropy": "of the sampled distribution per token, in nats",
+  "entropy": "of the sampled distribution per token, in nats; like all token"
+  " means over the groups the update computed: without a KL term,"
+  " micro-batches leave out those without a signal",
   "ratio/mean": "the algorithm's ratio, weighted as in the loss; 1 on fresh"
   " samples",
   "ratio/max": "its largest value",

@@ -26,6 +26,7 @@ class Policy:
     source: where it came from: run and step, or the model's path.
     base: the config.json of the model it started from, or {}.
     companions: directory with that model's other files, or None.
+    max_tokens: of a completion, as it was trained; None for a bare model.
   """
 
   model: Model
@@ -34,6 +35,7 @@ class Policy:
   source: dict[str, Any]
   base: dict[str, Any]
   companions: str | None
+  max_tokens: int | None = None
 
 
 def is_run(path: str) -> bool:
@@ -94,7 +96,8 @@ def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:
   opened = e.pretrained
   base = dict(opened.config) if opened else {}
   companions = opened.path if opened and os.path.isdir(opened.path) else None
-  return Policy(e.model, params, e.tokenizer, source, base, companions)
+  size = e.sampling.max_tokens
+  return Policy(e.model, params, e.tokenizer, source, base, companions, size)
 
 
 def _shardings(model: Model, mesh: jax.sharding.Mesh) -> Params:

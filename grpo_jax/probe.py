@@ -26,35 +26,30 @@ class Verdict:
     group_size: G of the rollout.
     half_useful: the G that would make half the groups useful at that rate;
       None at a rate of 0 or 1.
+    scored: whether any completion could be scored.
   """
 
   mixed: float
   success: float
   group_size: int
   half_useful: int | None
+  scored: bool
 
   def __str__(self) -> str:
-    text = (
-      f"{self.mixed:.0%} of groups are mixed at G={self.group_size}; success"
-      f" rate about {self.success:.3f}"
-    )
-    if self.half_useful is None:
-      kind = "right" if self.success >= 1 else "wrong"
-      return (
-        f"no signal: every completion is {kind}; change the task's difficulty,"
-        " the prompt, or the policy it starts from"
-      )
+    text = f"{self.mixed:.0%} of groups are mixed at G={self.group_size}"
+    if not self.scored:
+      return "no signal: no completion could be scored; look at the reward"
+    if 0 <= self.success <= 1:
+      text += f"; success rate about {self.success:.3f}"
+    wish = ""
+    if self.half_useful is not None and self.half_useful > self.group_size:
+      wish = f". G={self.half_useful} would make half the groups useful"
     if self.mixed == 0:
-      return (
-        f"no signal: {text}. G={self.half_useful} would make half the groups"
-        " useful; or make the task easier"
-      )
-    if self.mixed < 0.5 and self.half_useful > self.group_size:
-      return (
-        f"weak signal: {text}. G={self.half_useful} would make half the groups"
-        " useful"
-      )
-    return f"signal: {text}"
+      mend = "make the task easier, or start from a better policy"
+      if self.success >= 1:
+        mend = "make the task harder"
+      return f"no signal: {text}{wish}; {mend}"
+    return f"{'weak ' if self.mixed < 0.5 and wish else ''}signal: {text}{wish}"
 
 
 def useful_group_size(p: float) -> int | None:
@@ -65,6 +60,8 @@ def useful_group_size(p: float) -> int | None:
   if not 0 < p < 1:
     return None
   p = min(p, 1 - p)
+  if p < 1e-6:  # p^G is nothing, and counting up would not end
+    return math.ceil(math.log(0.5) / math.log1p(-p)) if p else None
   group = max(2, math.floor(math.log(0.5) / math.log1p(-p)) - 1)
   while p**group + (1 - p) ** group > 0.5 + 1e-12:
     group += 1
@@ -77,7 +74,13 @@ def verdict(rewards: RewardBatch) -> Verdict:
   rows = max(int(scored.sum()), 1)
   success = float(np.where(scored, rewards.success, 0).sum() / rows)
   mixed = float(metrics.mixed_groups(rewards.total, scored).mean())
-  return Verdict(mixed, success, scored.shape[1], useful_group_size(success))
+  return Verdict(
+    mixed,
+    success,
+    scored.shape[1],
+    useful_group_size(success),
+    bool(scored.any()),
+  )
 
 
 def show(

@@ -89,6 +89,15 @@ def check_numbers(flat: Mapping[str, Any]) -> None:
   for key in _FRACTIONS:
     if flat[key] is not None and not 0 <= flat[key] <= 1:
       raise UserError(f"{key} {flat[key]} must be between 0 and 1")
+  for key in ("optimizer.b1", "optimizer.b2"):
+    if flat.get(key) == 1:
+      raise UserError(f"{key} 1 never forgets its start; set it below 1")
+  for key in ("model.rope_theta", "model.norm_eps"):
+    if flat[key] <= 0:
+      raise UserError(f"{key} {flat[key]} must be above 0")
+  for key in ("sampling.temperature", "eval.temperature"):
+    if 0 < flat[key] < 1e-3:
+      raise UserError(f"{key} {flat[key]} overflows logits; 0.001 is least")
   for key in ("sampling.top_p", "eval.top_p"):
     if flat[key] == 0:
       raise UserError(f"{key} 0 keeps nothing; 1 keeps all")

@@ -18,6 +18,7 @@ import os
 import pathlib
 import re
 import time
+import zlib
 
 import numpy as np
 from tensorboardX import event_file_writer
@@ -273,6 +274,8 @@ def read_rollouts(workdir, step: int) -> list[dict]:
     raise UserError(
       f"{workdir} has no rollouts of step {step}: {have}"
     ) from error
+  except (OSError, EOFError, zlib.error, ValueError) as error:
+    raise UserError(f"{path} cannot be read: {error}") from error
 
 
 def _rollout_path(workdir, step):

@@ -29,6 +29,7 @@ from grpo_jax.checkpoint import (
 from grpo_jax.console import Console
 from grpo_jax.disk import explained, replacing, save_json
 from grpo_jax.errors import UserError
+from grpo_jax.policy import stored_config
 from grpo_jax.records import Records, read_metrics
 from grpo_jax.types import Array, Params, TrainState
 
@@ -171,6 +172,8 @@ def open_session(built: Built, workdir: str, console: Console) -> Session:
       records.restore(found["step"])
       built.runner.remember(records.read_outcomes())
     else:
+      if read_metrics(path) and (path / "config.json").exists():
+        refuse_changes(stored_config(str(path)), e.config)
       # A reference left by a run that never reached a checkpoint is not ours.
       shutil.rmtree(path / REFERENCE, ignore_errors=True)
       found = _begin(built)
@@ -210,27 +213,34 @@ def _begin(built: Built) -> dict[str, Any]:
   }
 
 
+def refuse_changes(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+  """Refuses to go on with a run under another configuration, naming keys."""
+  changed = config.differences(theirs, ours)
+  if changed:
+    raise UserError(
+      f"this workdir's run has another configuration ({'; '.join(changed)});"
+      " use the same, another --workdir, or --config.init_from to start a"
+      " new run from its parameters"
+    )
+
+
 def _restore(built: Built, checkpoints: Checkpoints) -> dict[str, Any] | None:
   """The newest safe point that can be read, or None."""
   e = built.experiment
-  while (step := checkpoints.latest()) is not None:
+  unreadable = []
+  while (step := checkpoints.latest()) is not None and step not in unreadable:
     host = checkpoints.host(step)
-    changed = config.differences(host["config"], e.config)
-    if changed:
-      raise UserError(
-        f"this workdir's run has another configuration ({'; '.join(changed)});"
-        " use the same, another --workdir, or --config.init_from to start a"
-        " new run from its parameters"
-      )
+    refuse_changes(host["config"], e.config)
     shapes = built.shapes[phase_of(step, e.warmup_steps)]
     try:
       targets = {"trainable": shapes.trainable, "opt": shapes.opt}
       trees = checkpoints.restore(step, targets)
     except Damaged:
+      unreadable.append(step)
       continue
     ref = None
     if shapes.ref is not None:
-      ref = checkpoints.restore_once(REFERENCE, e.warmup_steps, shapes.ref)
+      ref = _reference(checkpoints, e.warmup_steps, shapes.ref)
     state = TrainState(
       trainable=trees["trainable"],
       frozen={},
@@ -248,6 +258,11 @@ def _restore(built: Built, checkpoints: Checkpoints) -> dict[str, Any] | None:
       "totals": Totals(**host["totals"]),
       "lineage": host["lineage"],
     }
+  if unreadable:  # starting anew would throw away what may be saved yet
+    raise UserError(
+      f"no checkpoint can be read; tried {', '.join(map(str, unreadable))}:"
+      " mend the disk, or choose another --workdir"
+    )
   return None
 
 
@@ -264,6 +279,16 @@ def _last_score(workdir: pathlib.Path) -> tuple[int, float] | None:
   return None
 
 
+def _reference(checkpoints: Checkpoints, begin: int, shapes: Params) -> Params:
+  """The reference policy, or what it is a copy of: the policy RL began with."""
+  try:
+    return checkpoints.restore_once(REFERENCE, begin, shapes)
+  except UserError:
+    if begin not in checkpoints.steps():
+      raise
+  return checkpoints.restore(begin, {"trainable": shapes})["trainable"]
+
+
 def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
   """Another run's parameters, and where they came from.
 
@@ -278,14 +303,35 @@ def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
   with open_run(directory) as other:
     step = other.find(which)
     target = {"trainable": built.params_target()}
-    params = other.restore(step, target)["trainable"]
     host = other.host(step)
+    same_model(host["config"], built.experiment.config)
+    params = other.restore(step, target)["trainable"]
   lineage = {
     "run": os.path.abspath(directory),
     "step": step,
     "parent": host.get("lineage"),
   }
   return params, lineage
+
+
+def same_model(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+  """Refuses parameters of a model that is computed in another way.
+
+  Shapes alone do not tell: rotary base, norm and tokenizer have none.
+
+  Raises:
+    UserError: naming the keys that differ.
+  """
+  free = ("model.dtype", "model.remat", "model.logit_elements")
+  changed = [
+    text
+    for text in config.differences(theirs, ours)
+    if text.startswith(("model.", "tokenizer:")) and not text.startswith(free)
+  ]
+  if changed:
+    raise UserError(
+      f"that run's model is another ({'; '.join(changed)}); take its values"
+    )
 
 
 def _lock(workdir: pathlib.Path) -> int:

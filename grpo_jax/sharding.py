@@ -57,6 +57,16 @@ def make_mesh(data: int, fsdp: int, tensor: int) -> Mesh:
   )
 
 
+def one_device() -> Mesh:
+  """The trivial mesh, for work that cannot be split, such as one prompt."""
+  return jax.make_mesh(
+    (1, 1, 1),
+    AXES,
+    axis_types=(AxisType.Auto,) * len(AXES),
+    devices=jax.devices()[:1],
+  )
+
+
 def spec(
   axes: Sequence[str | None], shape: Sequence[int], sizes: Mapping[str, int]
 ) -> PartitionSpec:

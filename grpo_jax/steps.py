@@ -198,10 +198,10 @@ def reinforce_step(
   batch = make_batch(built, state, rollout, rewards, plan)
   guard.wait(batch)
   clock.lap("time/score")
-  mixed = metrics.mixed_groups(rewards.total, rewards.scored)
-  state, sums, last, computed = update_all(
-    built, state, batch, host.lengths, mixed
-  )
+  state, sums, parts, computed = update_all(built, state, batch, host.lengths)
+  values = [metrics.scalars(x) for x in sums]
+  # The one to look at: the first that was not finite, if any.
+  odd = [i for i, x in enumerate(values) if x["update/nonfinite"]]
   clock.lap("time/update")
   seconds = {**clock.seconds, "time/step": sum(clock.seconds.values())}
   out = {
@@ -216,7 +216,7 @@ def reinforce_step(
       int(rewards.timed_out.sum()),
     ),
     **metrics.length_metrics(host.lengths, host.truncated),
-    **average([metrics.scalars(s) for s in sums]),
+    **average(values),
     "tokens/computed_frac": computed / real_tokens(host, e.batching.epochs),
     **seconds,
     "time/tokens_per_second": float(host.lengths.sum() / seconds["time/step"]),
@@ -224,7 +224,7 @@ def reinforce_step(
   return StepResult(
     state,
     out,
-    last,
+    parts[odd[0] if odd else -1],
     groups=stored_groups(host, rewards, np.asarray(batch.advantages)),
     samples=host.lengths.size,
     first_error=rewards.first_error,

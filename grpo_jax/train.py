@@ -45,7 +45,7 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "probe",
     0,
-    "sample this many prompts before training, judge the signal, and stop",
+    "sample at least this many prompts before RL, judge the signal, and stop",
     lower_bound=0,
   )
 
@@ -62,12 +62,12 @@ def main(_: Any) -> int:
     mesh = sharding.make_mesh(size["data"], size["fsdp"], size["tensor"])
     build.check_mesh(e, mesh)
     config.check_demonstrations(e)
+    if not (f.workdir or f.explain):
+      raise UserError("--workdir=DIR is missing: where the run is kept")
     console = Console(e.config["log"]["every"])
     explain.print_plan(console, e, mesh)
     if f.explain:
       return cli.OK
-    if not f.workdir:
-      raise UserError("--workdir=DIR is missing: where the run is kept")
     built = build.build(e, Programs(mesh, guard, console.say))
     return run(built, f.workdir, console, f.probe)
 

@@ -19,8 +19,7 @@ def update_all(
   state: TrainState,
   batch: Batch,
   lengths: np.ndarray,
-  mixed: np.ndarray,
-) -> tuple[TrainState, list[dict], Batch, float]:
+) -> tuple[TrainState, list[dict], list[Batch], float]:
   """Trains on a rollout.
 
   From the first optimizer step on, the state's old buffers are gone, so what
@@ -31,17 +30,18 @@ def update_all(
     state: donated.
     batch: the rollout batch.
     lengths: [B, G] on the host.
-    mixed: [B] bool, groups with unequal rewards.
 
   Returns:
-    the next state, each update's metrics, the last mini-batch, and the token
+    the next state, each update's metrics and mini-batch, and the token
     positions that were computed, prompts included.
   """
   e = built.experiment
   b, guard = e.batching, built.programs.guard
-  # Without a KL term a group of equal rewards has no gradient at all.
-  trains = mixed if e.algorithm.kl is None else np.ones_like(mixed)
-  sums, computed, part = [], 0.0, batch
+  # Without a KL term a group whose advantages are all 0 has no gradient.
+  trains = np.ones(len(lengths), bool)
+  if e.algorithm.kl is None and b.micro_batches > 1:
+    trains = (np.asarray(batch.advantages) != 0).any(axis=(1, 2))
+  sums, parts, computed, part = [], [], 0.0, batch
   with contextlib.ExitStack() as shield:
     for update in range(b.updates_per_step):
       which = update % b.minibatches
@@ -63,8 +63,9 @@ def update_all(
         shield.enter_context(guard.shielded())
         state, values = built.apply(state, total, last)
       sums.append(guard.wait(values))
+      parts.append(part)
     guard.wait(state)
-  return state, sums, part, computed
+  return state, sums, parts, computed
 
 
 def gradients(

@@ -191,3 +191,11 @@ def test_scale_of_the_rewards(rewards, scale):
     rtol=1e-3,
     atol=1e-4,
   )
+
+
+def test_rewards_whose_squares_overflow():
+  rewards = np.array([[-1e20, 0, 1e20, 0], [3e36, 3e36, 0, 0]], np.float32)
+  scored = np.ones(rewards.shape, bool)
+  got = advantages.group_normalized(rewards, scored, ddof=0, epsilon=1e-6)
+  want = [[-(2**0.5), 0, 2**0.5, 0], [1, 1, -1, -1]]
+  np.testing.assert_allclose(got, want, rtol=1e-5)

@@ -41,7 +41,8 @@ def test_export_holds_the_trained_weights(tmp_path):
   )
   got = jax.tree.leaves(opened.load(arch, shardings))
   for a, b in zip(got, arrays(baseline(), 12, "trainable")):
-    np.testing.assert_array_equal(a, b)
+    # Rows that no byte has are masked here and must not be sampled there.
+    np.testing.assert_array_equal(a, b[:258] if len(b) == 320 else b)
   stops = json.loads((out / "generation_config.json").read_text())
   assert stops == {"eos_token_id": 257, "pad_token_id": 256}
   again = run("export", f"--workdir={baseline()}@12", f"--out={out}")

@@ -1,5 +1,6 @@
 """Hugging Face checkpoints: directories of safetensors, in and out."""
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -44,6 +45,7 @@ class Safetensors:
     Raises:
       UserError: no weights, a missing shard, or a file that is truncated.
     """
+    needs_safetensors()
     import safetensors
 
     self.where = directory
@@ -75,6 +77,14 @@ class Safetensors:
         " quantised weights are not supported"
       )
     return np.asarray(self._files[name].get_tensor(name), np.float32)
+
+
+def needs_safetensors() -> None:
+  """Says which extra to install where the package is missing."""
+  if importlib.util.find_spec("safetensors") is None:
+    raise UserError(
+      "weights of other formats need safetensors: pip install -e '.[hf]'"
+    )
 
 
 def _weight_files(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -186,6 +196,7 @@ def export(
   Raises:
     UserError: the directory holds a model already.
   """
+  needs_safetensors()
   from safetensors.numpy import save_file
 
   out = pathlib.Path(directory)

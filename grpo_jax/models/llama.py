@@ -100,10 +100,15 @@ def read_config(c: Mapping[str, Any], tokenizer_vocab: int) -> Architecture:
       )
   for key in ("vocab_size", "hidden_size", "intermediate_size"):
     _needed(c, key)
+  if tokenizer_vocab > c["vocab_size"]:
+    raise UserError(
+      f"the tokenizer has {tokenizer_vocab} ids, the model {c['vocab_size']}"
+      " rows: they do not belong together"
+    )
   heads = _needed(c, "num_attention_heads")
   return Architecture(
     vocab=c["vocab_size"],
-    real_vocab=min(tokenizer_vocab, c["vocab_size"]),
+    real_vocab=tokenizer_vocab,
     layers=_needed(c, "num_hidden_layers"),
     embed=c["hidden_size"],
     heads=heads,
