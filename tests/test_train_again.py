@@ -76,4 +76,4 @@ def test_bad_sources_are_refused_before_any_work(tmp_path):
   assert_one_line(start(f"{baseline()}@7"), 2, "step 7", "10, 12")
   assert_one_line(start(f"{baseline()}@last"), 2, "RUN@STEP")
   wide = start(f"{baseline()}@best", "--config.model.ffn=64")
-  assert_one_line(wide, 2, "float32[1,64,16]", "float32[1,32,16]")
+  assert_one_line(wide, 2, "model.ffn: 32 -> 64")
