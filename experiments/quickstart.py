@@ -6,12 +6,12 @@ synthetic: it is right 30 % of the time and otherwise makes one mistake, the
 first two letters swapped. Imitation therefore learns the mistake as its
 likeliest answer. GRPO with reward 1 for the exact word, else 0, overturns it.
 (Clean demonstrations alone would also solve this task: it is a demonstration
-of the machinery, small enough for a minute of a laptop.)
+of the machinery at the size of a laptop.)
 
     python -m grpo_jax.train --config=experiments/quickstart.py --workdir=DIR
     python -m grpo_jax.train --config=experiments/quickstart.py:grpo ...
 
-Two CPU cores, about 80 seconds with compilation. Expect, over five seeds, 0.31
+Two CPU cores, 71 to 85 seconds with compilation. Expect, over five seeds, 0.31
 to 0.35 of 512 held-out words sampled right before and 0.96 to 1.00 after; of
 likeliest answers 0.08 to 0.20 before and 0.98 to 1.00 after.
 """
@@ -36,7 +36,7 @@ def get_config(preset: str = "grpo_sequence"):
   c.warmup.steps = 300
   c.warmup.learning_rate = 4e-3
   c.optimizer.learning_rate = 1e-3
-  c.eval.every = 20
+  c.eval.every = 40
   c.eval.prompts = 512
   c.eval.prompts_per_batch = 128
   return c

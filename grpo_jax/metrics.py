@@ -7,6 +7,7 @@ it, and a test refuses a name that is not there.
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -249,4 +250,4 @@ def documented(name: str) -> bool:
 
 def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
   """Fetches a dict of [] arrays to the host in one go."""
-  return {k: float(v) for k, v in metrics.items()}
+  return {k: float(v) for k, v in jax.device_get(dict(metrics)).items()}

@@ -160,7 +160,7 @@ class Records:
     path = _rollout_path(self._workdir, step)
     lines = "".join(json.dumps(_encode(group)) + "\n" for group in groups)
     # No time in the header: a replayed step rewrites the same file.
-    packed = gzip.compress(lines.encode(), compresslevel=5, mtime=0)
+    packed = gzip.compress(lines.encode(), compresslevel=1, mtime=0)
     with explained(f"could not write {path}"), replacing(path) as file:
       file.write(packed)
 
