@@ -96,3 +96,20 @@ def test_golden_step(built, state):
     assert got == pytest.approx(want, rel=2e-3, abs=1e-6), MESSAGE.format(
       name=name, got=got, want=want
     )
+
+
+def test_the_trainer_sees_the_sampled_ids(built, state):
+  """Text is for rewards alone: a random policy's bytes are often not UTF-8."""
+  stream = data.Stream(built.experiment.task.split("train"), 0, "rl")
+  result = steps.reinforce_step(built, state, stream, 0)
+  tokenizer = built.experiment.tokenizer
+  trained, again = np.asarray(result.batch.rollout.ids), []
+  for b, group in enumerate(result.groups):
+    for g, row in enumerate(group["completions"]):
+      n = len(row["ids"])
+      np.testing.assert_array_equal(trained[b, g, :n], row["ids"])
+      assert len(row["logprobs"]) == n
+      again.append(tokenizer.encode(row["text"]) == list(row["ids"]))
+  assert not all(again), (
+    "encoding the text anew would have been another rollout"
+  )
