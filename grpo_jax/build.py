@@ -17,9 +17,7 @@ from grpo_jax.config import Experiment
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import Slabs
 from grpo_jax.models import transformer
-from grpo_jax.optimizer import Optimizer
 from grpo_jax.rewards.runner import Runner
-from grpo_jax.sampling import stream_key
 from grpo_jax.types import (
   Array,
   Params,
@@ -174,40 +172,11 @@ def build(e: Experiment, programs: Programs) -> Built:
   def first(abstract: tuple) -> tuple:
     return shardings(abstract[0]), shardings(abstract[1])
 
-  def begin(optimizer: Optimizer, reference: bool) -> Any:
-    def fn(params: Params, key: Array, step: Array) -> TrainState:
-      return TrainState(
-        trainable=params,
-        frozen={},
-        # A copy: were it the policy's own buffers, the donated update would
-        # overwrite the reference.
-        ref=jax.tree.map(jnp.copy, params) if reference else None,
-        opt=optimizer.transform.init(params),
-        critic=None,
-        controllers={},
-        step=step,
-        key=key,
-      )
-
-    return fn
-
-  def init(key: Array) -> Params:
-    return transformer.init(stream_key(key, 0, "init"), model.arch)
-
   begins = {
-    "warmup": begin(e.warmup_optimizer, False),
-    "rl": begin(e.optimizer, e.algorithm.kl is not None),
+    "warmup": traced.begin(e.warmup_optimizer, False),
+    "rl": traced.begin(e.optimizer, e.algorithm.kl is not None),
   }
-  key, step = jax.eval_shape(lambda: (jax.random.key(0), jnp.int32(0)))
-  abstract_params = jax.eval_shape(init, key)
-  shapes = {}
-  for phase, fn in begins.items():
-    abstract = jax.eval_shape(fn, abstract_params, key, step)
-    shapes[phase] = jax.tree.map(
-      lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-      abstract,
-      shardings(abstract),
-    )
+  init = traced.init(e)
   b, s = e.batching, e.sampling
   size = f"B={b.prompts_per_step} G={s.group_size} P={e.prompt_width}"
   size += f" T={s.max_tokens}"
@@ -216,7 +185,7 @@ def build(e: Experiment, programs: Programs) -> Built:
     experiment=e,
     runner=Runner(e.task, e.scoring.time_limit, e.scoring.workers),
     programs=programs,
-    shapes=shapes,
+    shapes={phase: _state(fn, init, shardings) for phase, fn in begins.items()},
     init=programs.bind("init", init, out=shardings),
     begin={
       phase: programs.bind("optimizer", fn, shapes=phase, out=shardings)
@@ -274,6 +243,17 @@ def build(e: Experiment, programs: Programs) -> Built:
         ("greedy", e.evaluation.greedy),
       )
     },
+  )
+
+
+def _state(begin: Any, init: Any, shardings: Any) -> TrainState:
+  """A phase's first state, as abstract arrays with their shardings."""
+  key, step = jax.eval_shape(lambda: (jax.random.key(0), jnp.int32(0)))
+  shapes = jax.eval_shape(begin, jax.eval_shape(init, key), key, step)
+  return jax.tree.map(
+    lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+    shapes,
+    shardings(shapes),
   )
 
 

@@ -253,12 +253,19 @@ def sample(
     )
   else:
     state = jax.lax.fori_loop(0, t, lambda _, s: step(s), state)
+  return _rollout(prompts, state, sampling, policy_step)
+
+
+def _rollout(
+  prompts: Prompts, state: _Loop, sampling: Sampling, policy_step: Array | int
+) -> Rollout:
+  """What the decode loop wrote, and the distribution it drew from."""
   return Rollout(
     prompts=prompts,
     ids=state.ids,
     lengths=state.lengths,
     truncated=state.truncated,
-    mask=types.length_mask(state.lengths, t),
+    mask=types.length_mask(state.lengths, sampling.max_tokens),
     sampler_logprobs=state.logprobs,
     support=state.support,
     temperature=jnp.float32(sampling.temperature or 1.0),

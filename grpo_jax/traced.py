@@ -12,6 +12,8 @@ import jax.numpy as jnp
 from grpo_jax import grpo
 from grpo_jax.config import Experiment
 from grpo_jax.logprobs import Slabs
+from grpo_jax.models import transformer
+from grpo_jax.optimizer import Optimizer
 from grpo_jax.sampling import Sampling, stream_key
 from grpo_jax.types import (
   Array,
@@ -24,6 +26,35 @@ from grpo_jax.types import (
   length_mask,
   split_prompts,
 )
+
+
+def init(e: Experiment) -> Callable[..., Any]:
+  """key -> parameters drawn from it."""
+
+  def fn(key: Array) -> Params:
+    return transformer.init(stream_key(key, 0, "init"), e.model.arch)
+
+  return fn
+
+
+def begin(optimizer: Optimizer, reference: bool) -> Callable[..., Any]:
+  """params, key, step -> a phase's first state, its optimizer fresh."""
+
+  def fn(params: Params, key: Array, step: Array) -> TrainState:
+    return TrainState(
+      trainable=params,
+      frozen={},
+      # A copy: were it the policy's own buffers, the donated update would
+      # overwrite the reference.
+      ref=jax.tree.map(jnp.copy, params) if reference else None,
+      opt=optimizer.transform.init(params),
+      critic=None,
+      controllers={},
+      step=step,
+      key=key,
+    )
+
+  return fn
 
 
 def sample(e: Experiment, how: Sampling, stream: str) -> Callable[..., Any]:
