@@ -131,8 +131,8 @@ def restore_before(built: Built, run: str, step: int) -> TrainState:
     if at > e.warmup_steps:
       state = state.replace(opt=trees["opt"])
       if state.ref is not None:
-        ref = checkpoints.restore_once(
-          session.REFERENCE, e.warmup_steps, built.shapes["rl"].ref
+        ref = session.restore_reference(
+          checkpoints, e.warmup_steps, built.shapes["rl"].ref
         )
         state = state.replace(ref=ref)
   return state

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from grpo_jax import config, sharding
-from grpo_jax.checkpoint import parse_run
+from grpo_jax.checkpoint import open_run, parse_run
 from grpo_jax.errors import UserError
 from grpo_jax.models import transformer
 from grpo_jax.models.architecture import Model
@@ -78,8 +78,6 @@ def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:
     companions = opened.path if os.path.isdir(opened.path) else None
     base = dict(opened.config)
     return Policy(model, params, tokenizer, {"model": path}, base, companions)
-  from grpo_jax.checkpoint import open_run
-
   directory, which = parse_run(path)
   c = stored_config(directory)
   c["data"] |= chat

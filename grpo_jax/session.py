@@ -240,7 +240,7 @@ def _restore(built: Built, checkpoints: Checkpoints) -> dict[str, Any] | None:
       continue
     ref = None
     if shapes.ref is not None:
-      ref = _reference(checkpoints, e.warmup_steps, shapes.ref)
+      ref = restore_reference(checkpoints, e.warmup_steps, shapes.ref)
     state = TrainState(
       trainable=trees["trainable"],
       frozen={},
@@ -279,7 +279,9 @@ def _last_score(workdir: pathlib.Path) -> tuple[int, float] | None:
   return None
 
 
-def _reference(checkpoints: Checkpoints, begin: int, shapes: Params) -> Params:
+def restore_reference(
+  checkpoints: Checkpoints, begin: int, shapes: Params
+) -> Params:
   """The reference policy, or what it is a copy of: the policy RL began with."""
   try:
     return checkpoints.restore_once(REFERENCE, begin, shapes)

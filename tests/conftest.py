@@ -37,3 +37,12 @@ def model(arch):
 @pytest.fixture(scope="session")
 def params(arch):
   return jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), arch)
+
+
+@pytest.fixture(scope="module")
+def quick_compilation():
+  """For modules whose programs cost nothing to run and much to compile."""
+  name = "jax_disable_most_optimizations"
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, False)

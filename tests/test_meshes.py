@@ -25,13 +25,7 @@ PROGRAMS = ("sample", "score", "advantage", "minibatch")
 PROGRAMS += ("cut", "accumulate", "apply")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  """Running costs nothing here, compiling a great deal."""
-  name = "jax_disable_most_optimizations"
-  jax.config.update(name, True)
-  yield
-  jax.config.update(name, False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @pytest.fixture(scope="module")

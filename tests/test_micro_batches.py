@@ -21,12 +21,7 @@ def fixed_baseline() -> algorithms.Algorithm:
   )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-  name = "jax_disable_most_optimizations"
-  jax.config.update(name, True)
-  yield
-  jax.config.update(name, False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def one_step(algorithm, micro):

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import pathlib
-import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,19 +18,6 @@ FAMILIES = dict.fromkeys(llama.MODEL_TYPES, llama)
 
 # Buffers that old checkpoints stored beside their weights.
 DERIVED = ("rotary_emb.inv_freq",)
-
-# What makes a directory a model beside its weights: copied on export.
-COMPANIONS = (
-  "generation_config.json",
-  "tokenizer.json",
-  "tokenizer_config.json",
-  "special_tokens_map.json",
-  "tokenizer.model",
-  "vocab.json",
-  "merges.txt",
-  "added_tokens.json",
-  "chat_template.jinja",
-)
 
 SHARD_BYTES = 4 * 2**30  # of an export's largest file
 
@@ -180,18 +166,14 @@ def export(
   arch: Architecture,
   config: Mapping[str, Any],
   directory: str,
-  *,
-  companions: str | None = None,
 ) -> None:
-  """Writes a directory that transformers loads.
+  """Writes weights and config.json of a directory that transformers loads.
 
   Args:
     params: float32 parameters.
     arch: their architecture.
     config: the config.json of the import, whose other attributes are kept.
     directory: made if missing; refused if it holds a model.
-    companions: the imported directory, whose tokenizer, chat template and
-      generation config are copied.
 
   Raises:
     UserError: the directory holds a model already.
@@ -223,8 +205,5 @@ def export(
     index = {"metadata": {}, "weight_map": where}
     text = json.dumps(index, indent=2)
     (out / "model.safetensors.index.json").write_text(text)
-  for name in COMPANIONS:
-    if companions and (pathlib.Path(companions) / name).exists():
-      shutil.copy(pathlib.Path(companions) / name, out / name)
   text = json.dumps(fam.write_config(arch, config), indent=2)
   (out / "config.json").write_text(text)
