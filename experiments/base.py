@@ -58,7 +58,8 @@ def get_config() -> config_dict.ConfigDict:
   c.reward.workers = 0  # processes of cpu_bound rewards; 0: a core each
 
   c.data = config_dict.ConfigDict()
-  c.data.max_prompt_tokens = 0  # longer prompts are refused; 0: as they come
+  c.data.max_prompt_tokens = 0  # the longest prompt; 0: as long as they come
+  c.data.long_prompts = "refuse"  # or drop: those that are longer; never cut
   c.data.chat = False  # render prompts through the model's chat template
   c.data.system = ""  # the system message of that chat
 

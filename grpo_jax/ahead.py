@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import sharding
+from grpo_jax import memory, sharding
 from grpo_jax.build import Built
 from grpo_jax.compile import Program
 from grpo_jax.types import Batch, Prompts, Rewards, Scores
@@ -23,6 +23,9 @@ def compile_all(built: Built, first_phase: str) -> None:
   Args:
     built: the programs.
     first_phase: 'warmup' or 'rl'; what is done already is not compiled.
+
+  Raises:
+    OutOfMemory: one of them does not fit.
   """
   e = built.experiment
   jobs = rl_programs(built)
@@ -38,6 +41,7 @@ def compile_all(built: Built, first_phase: str) -> None:
   if e.evaluation.every:
     jobs += eval_programs(built)
   built.programs.compile_all(jobs)
+  memory.check(built, jobs)
 
 
 def eval_programs(built: Built) -> list[Job]:

@@ -1,7 +1,8 @@
 """How every command starts and ends: one line for a user's mistake.
 
 Exit codes: 0 done; 1 a defect, or a run that stopped itself; 2 a mistake the
-user can mend; 3 the wrong platform; 75 stopped by a signal and saved.
+user can mend; 3 the wrong platform; 4 out of memory; 75 stopped by a signal
+and saved.
 """
 
 import os
@@ -15,9 +16,10 @@ import jax
 from absl import app, flags, logging
 
 from grpo_jax import preemption
-from grpo_jax.errors import UserError
+from grpo_jax.compile import exhausted
+from grpo_jax.errors import OutOfMemory, UserError
 
-OK, FAILED, USAGE, WRONG_PLATFORM, PREEMPTED = 0, 1, 2, 3, 75
+OK, FAILED, USAGE, WRONG_PLATFORM, NO_MEMORY, PREEMPTED = 0, 1, 2, 3, 4, 75
 INTERRUPTED = 130  # what a shell says of a command ended by Ctrl-C
 
 PLATFORMS = ("cpu", "gpu", "tpu")
@@ -166,6 +168,12 @@ def _guarded(main: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
     return main(argv)
   except UserError as error:
     fail(error, USAGE)
+  except OutOfMemory as error:
+    fail(error, NO_MEMORY)
+  except (MemoryError, jax.errors.JaxRuntimeError) as error:
+    if not exhausted(error):
+      raise
+    fail(f"out of memory: {str(error).splitlines()[0]}", NO_MEMORY)
   except KeyboardInterrupt:  # the second Ctrl-C: do not save, do not wait
     print("interrupted", file=sys.stderr)
     preemption.leave(INTERRUPTED)

@@ -32,6 +32,7 @@ class Programs:
     say: prints a line.
     count: compilations so far.
     seconds: wall-clock time spent in them.
+    running: the program that was called last, to name it if it fails.
   """
 
   mesh: jax.sharding.Mesh
@@ -39,6 +40,7 @@ class Programs:
   say: Say = print
   count: int = 0
   seconds: float = 0.0
+  running: str = "start"
 
   def metrics(self) -> dict[str, float]:
     """Compilations so far, and peak memory."""
@@ -114,6 +116,7 @@ class Program:
 
     The call returns before the result is computed (wait with the guard).
     """
+    self.programs.running = self.name
     return self.compile(*args)(*args)
 
   def compile(self, *args: Any) -> Any:
@@ -144,12 +147,26 @@ class Program:
     with jax.set_mesh(self.programs.mesh):
       out = self._out(jax.eval_shape(self.fn, *args))
       jitted = jax.jit(self.fn, donate_argnums=self.donate, out_shardings=out)
-      self.compiled[_signature(args)] = jitted.lower(*args).compile()
+      lowered = jitted.lower(*args)
+      try:
+        self.compiled[_signature(args)] = lowered.compile()
+      except jax.errors.JaxRuntimeError:
+        self.programs.running = self.name  # it may have been too large
+        raise
     seconds = time.perf_counter() - start
     self.programs.count += 1
     self.programs.say(
       f"compiled {self.name:<14} {self.shapes:<32} {seconds:5.1f} s"
     )
+
+
+def exhausted(error: BaseException) -> bool:
+  """Whether an error says that memory ran out: XLA's own, or the host's."""
+  words = ("RESOURCE_EXHAUSTED", "Out of memory")
+  return isinstance(error, MemoryError) or (
+    isinstance(error, jax.errors.JaxRuntimeError)
+    and any(word in str(error) for word in words)
+  )
 
 
 def _signature(args: tuple) -> Any:

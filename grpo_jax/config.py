@@ -105,6 +105,7 @@ class Experiment:
   scoring: Scoring
   tokenizer: Tokenizer
   prompt_width: int  # P
+  dropped: Mapping[str, int]  # prompts too long, by split
   pretrained: Pretrained | None  # the model a run starts from
   model: Model
   sampling: Sampling
@@ -138,7 +139,12 @@ def resolve(config: Any) -> Experiment:
   Raises:
     UserError: one line naming the key, its value and the mend.
   """
-  return resolve_plain(json.loads(json.dumps(config.to_dict())))
+  return resolve_plain(plain(config))
+
+
+def plain(config: Any) -> dict[str, Any]:
+  """A ConfigDict as it is stored: a nested dict of JSON's own types."""
+  return json.loads(json.dumps(config.to_dict()))
 
 
 def resolve_plain(config: dict[str, Any]) -> Experiment:
@@ -165,7 +171,12 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     system=c["data"]["system"],
   )
   stop_ids = tokenizer.stop_ids(task.stop)
-  width = data.prompt_width(task, tokenizer, c["data"]["max_prompt_tokens"])
+  task, width, dropped = data.fit_prompts(
+    task,
+    tokenizer,
+    c["data"]["max_prompt_tokens"],
+    c["data"].get("long_prompts", "refuse"),  # runs of before it have no key
+  )
   if pretrained:
     model = Model(pretrained.architecture(tokenizer.vocab_size), **computed(m))
   else:
@@ -189,6 +200,7 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     scoring=Scoring(**c["reward"]),
     tokenizer=tokenizer,
     prompt_width=width,
+    dropped=dropped,
     pretrained=pretrained,
     model=model,
     sampling=sampling,

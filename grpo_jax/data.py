@@ -5,6 +5,7 @@ function of (seed, stream name, ordinal), so the position in the data is one
 integer and a resumed run continues exactly where it stopped.
 """
 
+import dataclasses
 import zlib
 from collections.abc import Sequence
 
@@ -135,29 +136,54 @@ def _encode_prompt(example: Example, tokenizer: Tokenizer) -> list[int]:
   return tokens
 
 
-def prompt_width(task: Task, tokenizer: Tokenizer, limit: int = 0) -> int:
-  """Tokens of the longest prompt over all splits of a task.
+def fit_prompts(
+  task: Task, tokenizer: Tokenizer, limit: int = 0, long: str = "refuse"
+) -> tuple[Task, int, dict[str, int]]:
+  """A task whose prompts fit, and the tokens of its longest one.
 
   Args:
     task: every prompt of it is encoded once.
     tokenizer: as in `encode_prompts`.
     limit: `data.max_prompt_tokens`; 0 sets none.
+    long: what to do with prompts of more tokens: 'refuse' or 'drop'.
+
+  Returns:
+    the task, without them; P; how many each split lost.
 
   Raises:
-    UserError: a prompt is empty, or some are longer than `limit`.
+    UserError: a prompt is empty, some are too long and not to be dropped, or a
+      split loses all it has.
   """
-  examples = [e for split in SPLITS for e in task.splits[split]]
-  lengths = [len(_encode_prompt(e, tokenizer)) for e in examples]
-  longest = max(lengths)
-  if 0 < limit < longest:
-    over = sum(n > limit for n in lengths)
-    prompt = examples[lengths.index(longest)].prompt
+  if long not in ("refuse", "drop"):
+    raise UserError(f"data.long_prompts {long!r} must be refuse or drop")
+  splits = {
+    split: [(x, len(_encode_prompt(x, tokenizer))) for x in task.splits[split]]
+    for split in SPLITS
+  }
+  every = [pair for pairs in splits.values() for pair in pairs]
+  over = [pair for pair in every if 0 < limit < pair[1]]
+  if not over:
+    return task, max(n for _, n in every), {}
+  longest, n = max(over, key=lambda pair: pair[1])
+  if long == "refuse":
     raise UserError(
-      f"{over} of {len(lengths)} prompts of task {task.name} have more than "
-      f"data.max_prompt_tokens {limit} tokens; the longest has {longest}: "
-      f"{prompt[:60]!r}"
+      f"{len(over)} of {len(every)} prompts of task {task.name} have more than"
+      f" data.max_prompt_tokens {limit} tokens; the longest has {n}:"
+      f" {longest.prompt[:60]!r}; raise it, or set data.long_prompts=drop"
     )
-  return longest
+  kept = {
+    split: [x for x, n in pairs if n <= limit]
+    for split, pairs in splits.items()
+  }
+  for split, examples in kept.items():
+    if splits[split] and not examples:
+      raise UserError(
+        f"all {len(splits[split])} {split} prompts of task {task.name} have"
+        f" more than data.max_prompt_tokens {limit} tokens"
+      )
+  lost = {split: len(splits[split]) - len(kept[split]) for split in SPLITS}
+  width = max(n for _, n in every if n <= limit)
+  return dataclasses.replace(task, splits=kept), width, lost
 
 
 def encode_demonstrations(

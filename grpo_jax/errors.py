@@ -1,4 +1,4 @@
-"""The one error type that a user is meant to read."""
+"""The error types that a user is meant to read."""
 
 
 class UserError(ValueError):
@@ -6,4 +6,11 @@ class UserError(ValueError):
 
   The message is one line that names the thing, the number and the mend. A
   command prints it and exits with code 2; it never shows a stack trace.
+  """
+
+
+class OutOfMemory(RuntimeError):
+  """Something does not fit: one line with the phase, the bytes and the mend.
+
+  A command prints it and exits with code 4.
   """

@@ -1,11 +1,13 @@
 """Evaluation on held-out prompts, in the loop and as a command.
 
     python -m grpo_jax.evaluate --workdir=runs/quickstart --samples=8
+    python -m grpo_jax.evaluate --model=PATH --config=experiments/smollm2.py
 
 prints one JSON object: success with its standard error, unbiased pass@k,
 completion length and truncation, sampled and greedy.
 """
 
+import collections
 import dataclasses
 import json
 import math
@@ -15,14 +17,15 @@ from typing import Any
 import jax
 import numpy as np
 from absl import flags
+from ml_collections import config_flags
 
-from grpo_jax import ahead, build, cli, config, sharding, steps
+from grpo_jax import ahead, build, cli, config, memory, sharding, steps
 from grpo_jax.build import Built
 from grpo_jax.checkpoint import parse_run
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
-from grpo_jax.policy import stored_config
+from grpo_jax.policy import is_run, stored_config
 from grpo_jax.preemption import Guard, Preempted, leave
 from grpo_jax.session import load_parameters
 from grpo_jax.tasks.base import Example
@@ -126,6 +129,17 @@ def evaluate(
   return Outcome(*(np.concatenate(column) for column in zip(*rows)))
 
 
+def majority(examples: list[Example]) -> float | None:
+  """Success of one constant answer, the commonest reference, to all.
+
+  None where no example has a reference answer.
+  """
+  answers = collections.Counter(x.answer for x in examples if x.answer)
+  if not answers:
+    return None
+  return answers.most_common(1)[0][1] / len(examples)
+
+
 def eval_metrics(sampled: Outcome, greedy: Outcome) -> dict[str, float]:
   """The names under which an evaluation is logged."""
   return {
@@ -162,6 +176,12 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 def define_flags() -> None:
   """The command's flags."""
   flags.DEFINE_string("workdir", None, "the run, RUN@STEP or RUN@best")
+  flags.DEFINE_string(
+    "model", None, "in place of a run: a directory, GGUF file or hub id"
+  )
+  config_flags.DEFINE_config_file(
+    "config", None, "the task, of a model; of a run: another task than its own"
+  )
   flags.DEFINE_string("split", "heldout", "train, tuning or heldout")
   flags.DEFINE_integer(
     "prompts", 0, "prompts to evaluate; 0: all of the split", lower_bound=0
@@ -172,26 +192,57 @@ def define_flags() -> None:
   )
 
 
-def open_policy(
-  run: str, changes: dict[str, Any], guard: Guard
-) -> tuple[Built, Params, Array, dict[str, Any]]:
-  """Builds a stored run's programs and restores its parameters.
+# What a policy brings along when it is evaluated by another configuration.
+POLICYS_OWN = ("model", "tokenizer", "seed")
+
+
+def configuration(
+  run: str | None, model: str | None, given: Any
+) -> dict[str, Any]:
+  """The configuration to evaluate by.
 
   Args:
-    run: RUN, RUN@STEP or RUN@best.
-    changes: dotted keys to change in its configuration.
+    run: RUN, RUN@STEP, RUN@best or None.
+    model: a model to evaluate instead, or None.
+    given: a ConfigDict or None, the run's own.
+
+  Raises:
+    UserError: not one of run and model, or a model without a configuration.
+  """
+  if bool(run) == bool(model):
+    raise UserError(
+      "one of --workdir=RUN (RUN@STEP, RUN@best) and --model=PATH is needed"
+    )
+  if model and is_run(model):
+    run, model = model, None
+  plain = None if given is None else config.plain(given)
+  if model:
+    if plain is None:
+      raise UserError(
+        "--model needs --config=FILE, which says the task; e.g."
+        " --config=experiments/smollm2.py"
+      )
+    plain["model"]["path"] = model
+    return plain
+  stored = stored_config(parse_run(run)[0])
+  if plain is None:
+    return stored
+  return plain | {key: stored[key] for key in POLICYS_OWN}
+
+
+def open_policy(
+  c: dict[str, Any], run: str | None, guard: Guard
+) -> tuple[Built, Params, Array, dict[str, Any]]:
+  """Builds the programs of a configuration and loads the parameters.
+
+  Args:
+    c: the configuration, changed in place to what this machine can run.
+    run: RUN, RUN@STEP or RUN@best; None: the model that `c` starts from.
     guard: for waits.
 
   Returns:
-    programs, parameters, the run's root key, and where they came from.
+    programs, parameters, the root key, and where they came from.
   """
-  c = stored_config(parse_run(run)[0])
-  for dotted, value in changes.items():
-    *groups, name = dotted.split(".")
-    group = c
-    for part in groups:
-      group = group[part]
-    group[name] = value
   cli.check_platform("")
   # The run's own mesh may not fit this machine; a batch is rounded up instead
   # of refused, because its rest is filled with repeats.
@@ -201,26 +252,30 @@ def open_policy(
   e = config.resolve_plain(c)
   use_cache(c["compile_cache"])
   built = build.build(e, Programs(mesh, guard, Console(file=sys.stderr).say))
-  params, lineage = load_parameters(built, run)
   key = jax.device_put(jax.random.key(c["seed"]), built.replicated())
+  if run:
+    params, lineage = load_parameters(built, run)
+  else:
+    params, lineage = built.first_parameters(key), {"model": c["model"]["path"]}
   return built, params, key, lineage
 
 
 def main(_: Any) -> int:
   """The command."""
   f = flags.FLAGS
-  if not f.workdir:
-    raise UserError("--workdir=RUN is missing: RUN, RUN@STEP or RUN@best")
-  changes = {
-    "eval.every": 1,
-    "eval.split": f.split,
-    "eval.samples": f.samples,
-    "eval.temperature": f.temperature,
-    "eval.prompts": 1,
+  given = None if f.config is None else cli.loaded(f.config)
+  c = configuration(f.workdir, f.model, given)
+  run = f.workdir or (f.model if is_run(f.model) else None)
+  c["eval"] |= {
+    "every": 1,
+    "split": f.split,
+    "samples": f.samples,
+    "temperature": f.temperature,
+    "prompts": 1,
   }
   with Guard() as guard:
     try:
-      built, params, key, lineage = open_policy(f.workdir, changes, guard)
+      built, params, key, lineage = open_policy(c, run, guard)
       examples = list(built.experiment.task.split(f.split))
       if f.prompts > len(examples):
         raise UserError(
@@ -229,18 +284,19 @@ def main(_: Any) -> int:
         )
       examples = examples[: f.prompts or len(examples)]
       built.programs.compile_all(ahead.eval_programs(built))
-      outcomes = {
-        how: summary(evaluate(built, params, key, how, examples))
-        for how in ("sampled", "greedy")
-      }
+      with memory.explained(built):
+        outcomes = {
+          how: summary(evaluate(built, params, key, how, examples))
+          for how in ("sampled", "greedy")
+        }
     except Preempted:
       leave(cli.PREEMPTED)
   out = {
-    "run": lineage["run"],
-    "step": lineage["step"],
+    **{k: lineage[k] for k in ("run", "step", "model") if k in lineage},
     "task": built.experiment.task.name,
     "split": f.split,
     "temperature": f.temperature,
+    "majority_answer": majority(examples),
     **outcomes,
   }
   print(json.dumps(out, indent=2, allow_nan=False))

@@ -77,6 +77,11 @@ class Session:
     """Whether this step has been evaluated."""
     return self.scored is not None and self.scored[0] == self.step
 
+  def whole(self) -> bool:
+    """Whether the state is there: no failed update took its buffers."""
+    leaves = jax.tree.leaves((self.state.trainable, self.state.opt))
+    return not any(x.is_deleted() for x in leaves)
+
   def save(self) -> None:
     """Saves the last safe point, with its score where it has one.
 

@@ -18,6 +18,7 @@ from grpo_jax import (
   data,
   evaluate,
   explain,
+  memory,
   plots,
   preemption,
   probe,
@@ -27,7 +28,7 @@ from grpo_jax import (
 )
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console, interval
-from grpo_jax.errors import UserError
+from grpo_jax.errors import OutOfMemory, UserError
 from grpo_jax.records import read_metrics
 from grpo_jax.session import Session
 
@@ -80,15 +81,19 @@ def run(
   try:
     with session.open_session(built, workdir, console) as s:
       try:
-        return train(s, probe_prompts)
-      except (Stopped, preemption.Preempted):
-        if s.step:  # what is before the first step can be had again
+        with memory.explained(built):
+          return train(s, probe_prompts)
+      except (Stopped, preemption.Preempted, OutOfMemory):
+        if s.step and s.whole():  # what is before the first can be had again
           s.save()
           saved = f"saved step {s.step}"
         raise
   except Stopped as stop:
     console.stop()
     cli.fail(f"{stop}; {saved}", cli.FAILED)
+  except OutOfMemory as error:
+    console.stop()
+    cli.fail(f"{error}; {saved}", cli.NO_MEMORY)
   except preemption.Preempted as stop:
     console.stop()
     console.say(f"{stop}; {saved}. Run the same command to go on")
@@ -262,8 +267,12 @@ def finish(s: Session, how: str) -> int:
         for x in (scored[0], scored[-1])
       )
       rows.append((f"eval/{name}", first, last))
-    e = s.built.experiment.evaluation
-    title = f"{e.prompts} {e.split} prompts, success with 95 % interval"
+    e = s.built.experiment
+    examples = list(e.task.split(e.evaluation.split))[: e.evaluation.prompts]
+    title = f"{len(examples)} {e.evaluation.split} prompts, success with 95 %"
+    title += " interval"
+    if common := evaluate.majority(examples):
+      title += f"; the commonest answer alone: {common:.3f}"
     columns = ("", f"step {scored[0]['step']}", f"step {scored[-1]['step']}")
     s.console.table(title, columns, rows)
   end = f"{how} at step {s.step}"

@@ -96,12 +96,20 @@ def test_prompt_that_does_not_fit_is_named():
     data.encode_prompts([Example("i", "", "")], np.array([0]), TOK, 4)
 
 
-def test_prompt_width():
+def test_prompts_that_are_too_long_are_refused_or_dropped_never_cut():
   task = _task(["a", "abc", "abcde", "日本"])
-  assert data.prompt_width(task, TOK) == 6
-  assert data.prompt_width(task, TOK, 6) == 6
+  for limit in (0, 6):
+    assert data.fit_prompts(task, TOK, limit) == (task, 6, {})
   with pytest.raises(UserError, match=r"2 of 4 prompts.* 4 tokens.* has 6"):
-    data.prompt_width(task, TOK, 4)
+    data.fit_prompts(task, TOK, 4)
+  fewer, width, lost = data.fit_prompts(task, TOK, 4, "drop")
+  assert (width, sum(lost.values())) == (3, 2)
+  left = [x.prompt for split in fewer.splits.values() for x in split]
+  assert left == ["a", "abc"]
+  with pytest.raises(UserError, match="all .* train prompts"):
+    data.fit_prompts(_task(["abc", "abcd"]), TOK, 2, "drop")
+  with pytest.raises(UserError, match="'cut' must be refuse or drop"):
+    data.fit_prompts(task, TOK, 4, "cut")
 
 
 def test_demonstrations_end_with_stop_and_ignore_the_batch():

@@ -48,7 +48,7 @@ def short(names):
 
 
 MODELS = {"models.architecture", "models.kv", "models.layers"}
-MODELS |= {"models.transformer"}
+MODELS |= {"models.projection", "models.transformer"}
 # What each module of the pure core may import of the package; nothing else.
 CORE = {
   "advantages": set(),
@@ -58,7 +58,8 @@ CORE = {
   "types": set(),
   "sharding": {"errors"},
   "models.architecture": set(),
-  "models.layers": {"types"},
+  "models.layers": {"models.projection", "types"},
+  "models.projection": {"types"},
   "models.kv": {"models.architecture", "sharding", "types"},
   "models.transformer": (MODELS | {"sharding", "types"})
   - {"models.transformer"},

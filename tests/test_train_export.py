@@ -5,7 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
-from train_runs import arrays, assert_one_line, baseline, run
+from train_runs import CONFIG, arrays, assert_one_line, baseline, run
 
 from grpo_jax.models import transformer
 from grpo_jax.models.pretrained import open_model
@@ -49,6 +49,23 @@ def test_export_holds_the_trained_weights(tmp_path):
   assert_one_line(again, 2, "holds a model already")
 
 
+def test_an_exported_model_is_evaluated_like_its_run(tmp_path):
+  out, few = f"{tmp_path}/model", ("--prompts=12", "--samples=2")
+  run("export", f"--workdir={baseline()}@12", f"--out={out}")
+  mine = run("evaluate", f"--workdir={baseline()}@12", *few)
+  assert mine["code"] == 0, mine["err"]
+  how = (CONFIG, "--config.tokenizer=byte", *few)
+  theirs = run("evaluate", f"--model={out}", *how)
+  assert theirs["code"] == 0, theirs["err"]
+  other = run("evaluate", f"--model={baseline()}@12", *how)  # a run's task
+  mine, theirs, other = (json.loads(x["out"]) for x in (mine, theirs, other))
+  assert mine["step"] == other["step"] == 12
+  assert theirs["model"] == out
+  for key in ("sampled", "greedy", "majority_answer"):
+    assert mine[key] == theirs[key] == other[key]
+  assert mine["majority_answer"] == pytest.approx(1 / 12)
+
+
 @pytest.mark.parametrize(
   ("command", "flags", "words"),
   [
@@ -58,6 +75,9 @@ def test_export_holds_the_trained_weights(tmp_path):
     ("generate", ["--model=RUN", "--chat"], ["chat"]),
     ("generate", ["--model=RUN", "--file=no.txt"], ["no.txt"]),
     ("generate", ["--model=RUN@7", "--prompt=a"], ["no checkpoint of step 7"]),
+    ("evaluate", ["--model=RUN", "--workdir=RUN"], ["one of"]),
+    ("evaluate", ["--model=no/model"], ["--config=FILE"]),
+    ("evaluate", ["--model=/no/model", CONFIG], ["/no/model"]),
     ("export", ["--workdir=RUN"], ["--out"]),
     ("export", ["--workdir=nowhere", "--out=x"], ["nowhere"]),
   ],

@@ -1,10 +1,14 @@
 """A run of seconds: the experiment of the tests that start processes."""
 
 import dataclasses
+import itertools
 import os
 import time
 
+import jax
+
 from experiments import base
+from grpo_jax import memory, steps
 from grpo_jax.tasks.base import Reward
 from grpo_jax.tasks.words import words
 
@@ -28,6 +32,23 @@ def mute(tuning: int = 16, heldout: int = 64):
   """Nothing to imitate."""
   task = even(tuning, heldout)
   return dataclasses.replace(task, demonstration=lambda example, rng: None)
+
+
+def forgetful(tuning: int = 16, heldout: int = 64):
+  """A device whose memory has `TINY_ROOM` bytes, or ends in step 7's update."""
+  if "TINY_ROOM" in os.environ:
+    memory.available = lambda device: float(os.environ["TINY_ROOM"])
+    return even(tuning, heldout)
+  real, calls = steps.update_all, itertools.count(5)  # four of warm-up first
+
+  def update_all(built, *args):
+    if next(calls) == 7:
+      built.programs.running = "update"
+      raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 1 GiB wanted")
+    return real(built, *args)
+
+  steps.update_all = update_all
+  return even(tuning, heldout)
 
 
 def _words(tuning, heldout, score):

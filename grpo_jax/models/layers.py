@@ -10,6 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 
+from grpo_jax.models.projection import project
 from grpo_jax.types import Array
 
 # Finite, so that a row with no visible key softmaxes to something finite: it
@@ -134,6 +135,5 @@ def swiglu(w: dict[str, Array], x: Array) -> Array:
     w: gate [D, F], up [D, F], down [F, D].
     x: [..., D].
   """
-  gate = jnp.einsum("...d,df->...f", x, w["gate"])
-  up = jnp.einsum("...d,df->...f", x, w["up"])
-  return jnp.einsum("...f,fd->...d", jax.nn.silu(gate) * up, w["down"])
+  gate, up = project(x, w["gate"]), project(x, w["up"])
+  return project(jax.nn.silu(gate) * up, w["down"])

@@ -27,6 +27,7 @@ from grpo_jax.models.layers import (
   rotation,
   swiglu,
 )
+from grpo_jax.models.projection import project
 from grpo_jax.sharding import shard
 from grpo_jax.types import Array, Params, Prompts
 
@@ -142,9 +143,9 @@ def _qkv(
 ) -> tuple[Array, Array, Array]:
   """Queries, keys, values of a stream: [B, G, S, D] -> [B, G, S, heads, E]."""
   y = rms_norm(x, w["attn_norm"], arch.norm_eps)
-  q = jnp.einsum("bgsd,dhe->bgshe", y, w["attn"]["q"])
-  k = jnp.einsum("bgsd,dke->bgske", y, w["attn"]["k"])
-  v = jnp.einsum("bgsd,dke->bgske", y, w["attn"]["v"])
+  q = project(y, w["attn"]["q"])
+  k = project(y, w["attn"]["k"])
+  v = project(y, w["attn"]["v"])
   q = shard(q, "prompts", None, None, "heads", None)
   k = shard(k, "prompts", None, None, "kv_heads", None)
   v = shard(v, "prompts", None, None, "kv_heads", None)
@@ -153,7 +154,7 @@ def _qkv(
 
 def _finish(w: Params, arch: Architecture, x: Array, attended: Array) -> Array:
   """Adds attention's output and the feed-forward to the residual stream."""
-  x = x + jnp.einsum("bgshe,hed->bgsd", attended, w["attn"]["o"])
+  x = x + project(attended, w["attn"]["o"], 2)
   x = x + swiglu(w["mlp"], rms_norm(x, w["mlp_norm"], arch.norm_eps))
   return shard(x, "prompts", None, None, None)
 
