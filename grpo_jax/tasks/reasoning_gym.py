@@ -55,10 +55,12 @@ def reasoning_gym(
   Some verifiers evaluate the answer as Python. Text that is not plainly an
   answer of their kind scores 0 and never reaches them (`safe_to_verify`).
 
-  Distinct questions are taken in the order of the dataset's index: held-out
-  first, then tuning, then training, so a larger `size` leaves the other two
-  splits as they are. All are generated at start-up: a second for most
-  datasets, minutes for a few (20 ms a question for 'countdown').
+  A question's text decides its split: an eighth of all are held out, an eighth
+  are for tuning. Within a split they come in the order of the dataset's index,
+  so a larger `size` leaves the other two as they are, and no split gets the
+  easy questions that a generator soon repeats. All are generated at start-up:
+  a second for most datasets, minutes for a few (20 ms a question for
+  'countdown').
 
   Args:
     dataset: name of the dataset in reasoning_gym.
@@ -85,19 +87,14 @@ def reasoning_gym(
   check_range("reasoning_gym", "heldout", heldout, 0, whole=True)
   check_range("reasoning_gym", "success_from", success_from, 1e-6, 1)
   rules.make_extractor(extract)  # refuses an unknown rule before the draws
-  wanted = heldout + tuning + size
-  draws = 10 * wanted + 1000
+  wanted = {"train": size, "tuning": tuning, "heldout": heldout}
+  draws = 10 * max(8 * heldout, 8 * tuning, size * 4 // 3) + 1000
   generator = _create(dataset, options, draws)
-  examples = _distinct(
-    generator, dataset, wanted, draws, template, question_regex
-  )
   return Task(
     name=f"reasoning_gym/{dataset}",
-    splits={
-      "heldout": examples[:heldout],
-      "tuning": examples[heldout : heldout + tuning],
-      "train": examples[heldout + tuning :],
-    },
+    splits=_distinct(
+      generator, dataset, wanted, draws, template, question_regex
+    ),
     # In a process: some verifiers search, and a few texts take them minutes.
     reward=RewardFunction(
       "verifier",
@@ -255,20 +252,27 @@ def _cut(question: str, pattern: str, dataset: str) -> str:
   return found.group(1)
 
 
+def _split(key: str) -> str:
+  """The split of a question, by its id alone."""
+  return {0: "heldout", 1: "tuning"}.get(int(key, 16) % 8, "train")
+
+
 def _distinct(
   generator: Any,
   dataset: str,
-  wanted: int,
+  wanted: dict[str, int],
   draws: int,
   template: str,
   pattern: str,
-) -> tuple[Example, ...]:
-  """The first `wanted` distinct questions, in the order of the index."""
-  examples: dict[str, Example] = {}
+) -> dict[str, tuple[Example, ...]]:
+  """The first distinct questions of each split, in the order of the index."""
+  splits: dict[str, list[Example]] = {name: [] for name in wanted}
+  seen: set[str] = set()
   newest = index = 0
   for index in range(draws):
+    lacking = [k for k, count in wanted.items() if len(splits[k]) < count]
     # Give up early on a dataset that has nothing new to say.
-    if len(examples) == wanted or index - newest > wanted + 1000:
+    if not lacking or index - newest > sum(wanted.values()) + 1000:
       break
     try:
       entry = generator[index]
@@ -279,16 +283,20 @@ def _distinct(
       ) from None
     question = _cut(entry["question"], pattern, dataset)
     key = question_id(question)
-    if key not in examples:
+    if key in seen:
+      continue
+    seen.add(key)
+    newest = index
+    if _split(key) in lacking:
       # Some datasets have no single answer: only their verifier knows.
       answer = "" if entry["answer"] is None else str(entry["answer"])
       prompt = render(template, question)
-      newest = index
-      examples[key] = Example(key, prompt, answer, entry)
-  if len(examples) < wanted:
-    raise UserError(
-      f"reasoning_gym dataset {dataset!r} gave {len(examples)} distinct "
-      f"questions in {index} draws, fewer than the {wanted} of size + tuning + "
-      "heldout; lower them or widen its options"
-    )
-  return tuple(examples.values())
+      splits[_split(key)].append(Example(key, prompt, answer, entry))
+  for name, key in (("train", "size"), ("tuning",) * 2, ("heldout",) * 2):
+    if len(splits[name]) < wanted[name]:
+      raise UserError(
+        f"reasoning_gym dataset {dataset!r} gave {len(splits[name])} distinct"
+        f" questions of the {name} split in {index} draws, fewer than the"
+        f" {wanted[name]} of {key}; lower it or widen its options"
+      )
+  return {name: tuple(examples) for name, examples in splits.items()}

@@ -36,7 +36,7 @@ def test_splits_are_disjoint_and_do_not_depend_on_the_training_size():
 
 def test_too_few_questions():
   options = '{"max_terms": 2, "max_digits": 1}'
-  with pytest.raises(UserError, match="gave 200 distinct"):
+  with pytest.raises(UserError, match="gave 164 distinct questions of the train"):
     reasoning_gym(options=options, size=500)
 
 
@@ -106,3 +106,24 @@ def test_task_can_be_sent_to_another_process():
 def test_refuses(settings, message):
   with pytest.raises(UserError, match=message):
     reasoning_gym(**{**SMALL, **settings})
+
+
+def test_no_split_gets_the_questions_that_repeat():
+  options = '{"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}'
+  task = reasoning_gym(
+    options=options, size=2048, question_regex=r"(\d+ [+-] \d+) ="
+  )
+
+  def easy(split):
+    short = [len(x.prompt) <= len("1 + 1\n") for x in task.splits[split]]
+    return sum(short) / len(short)
+
+  # A generator gives a quarter of these; there are 162 in all.
+  assert easy("heldout") == pytest.approx(easy("train"), abs=0.07)
+
+
+def test_a_larger_size_leaves_the_other_splits():
+  one, two = (reasoning_gym(size=n, tuning=20, heldout=30) for n in (40, 400))
+  for split in ("tuning", "heldout"):
+    assert one.splits[split] == two.splits[split]
+  assert one.splits["train"] == two.splits["train"][:40]
