@@ -140,6 +140,7 @@ def get_config() -> config_dict.ConfigDict:
   c.checkpoint = config_dict.ConfigDict()
   c.checkpoint.every = 20  # steps; the end of a phase and of the run too
   c.checkpoint.keep_last = 2  # beside the best and the end of the warm-up
+  c.checkpoint.wait = False  # end each save before the next step: less memory
 
   c.log = config_dict.ConfigDict()
   c.log.every = 10  # steps between lines where there is no terminal

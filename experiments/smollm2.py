@@ -67,4 +67,5 @@ def get_config(form: str = "plain"):
   c.eval.prompts_per_batch = 32
   c.checkpoint.every = 0
   c.checkpoint.keep_last = 1
+  c.checkpoint.wait = True
   return c

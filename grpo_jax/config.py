@@ -175,7 +175,7 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     task,
     tokenizer,
     c["data"]["max_prompt_tokens"],
-    c["data"].get("long_prompts", "refuse"),  # runs of before it have no key
+    c["data"]["long_prompts"],
   )
   if pretrained:
     model = Model(pretrained.architecture(tokenizer.vocab_size), **computed(m))

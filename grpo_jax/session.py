@@ -105,6 +105,8 @@ class Session:
       score=self.scored[1] if self.evaluated() else None,
       keep=self.step == e.warmup_steps,
     )
+    if e.config["checkpoint"]["wait"]:
+      self.checkpoints.wait()
 
   def begin_rl(self) -> None:
     """The policy as it is becomes the reference; the optimizer starts anew."""

