@@ -40,6 +40,7 @@ setuptools.setup(
     "hf": HF,
     # PyTorch for parity checks; a plain `torch` pulls gigabytes of CUDA.
     "parity": [*HF, "torch==2.13.0", "accelerate>=1.0"],
+    "gcs": ["gcsfs>=2025.1"],  # models in gs://
     "tpu": ["jax[tpu]>=0.10.2"],
     "cuda": ["jax[cuda13]>=0.10.2"],
   },

@@ -251,7 +251,9 @@ def _extra(parts: dict[str, float]) -> float:
 
 
 def _gib(size: float) -> str:
-  return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"
+  return (
+    f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"
+  )
 
 
 def _cheaper(
@@ -284,9 +286,7 @@ def _cheaper(
     yield from _cheaper_update(e, ways)
   for n in _divisors(b.prompts_per_step, ways):
     micro = min(n, b.micro_batch_prompts)
-    less = dataclasses.replace(
-      b, prompts_per_step=n, micro_batch_prompts=micro
-    )
+    less = dataclasses.replace(b, prompts_per_step=n, micro_batch_prompts=micro)
     yield (
       f"--config.batch.prompts_per_step={n}",
       dataclasses.replace(e, batching=less),
@@ -322,9 +322,4 @@ def _cheaper_update(
 
 def _divisors(size: int, ways: int) -> list[int]:
   """Smaller batches that divide a batch and that the devices divide."""
-  return [
-    n
-    for n in range(size - 1, 0, -1)
-    if size % n == 0 and n % ways == 0
-  ]
-
+  return [n for n in range(size - 1, 0, -1) if size % n == 0 and n % ways == 0]

@@ -86,7 +86,7 @@ def test_the_core_imports_the_core(name):
 
 # Files that read and write models: they know files, and the core's own facts.
 FOREIGN = {"models.names", "models.llama", "models.hf", "models.gguf"}
-FOREIGN |= {"models.pretrained"}
+FOREIGN |= {"models.pretrained", "models.remote"}
 
 
 def test_every_model_file_is_of_the_core_or_reads_models():

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import UserError
-from grpo_jax.models import llama, names
+from grpo_jax.models import llama, names, remote
 from grpo_jax.models.architecture import Architecture
 from grpo_jax.types import Params
 
@@ -119,46 +119,28 @@ def family(config: Mapping[str, Any]) -> Any:
   return FAMILIES[kind]
 
 
+# What a model needs of a directory: no other framework's weights.
+FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+
+
 def locate(path: str) -> str:
-  """A local directory or file of a model: itself, or a hub snapshot.
+  """A local directory or file of a model: itself, or a copy of a remote one.
 
   Args:
-    path: a directory, a GGUF file, or a hub id with an optional @revision.
+    path: a directory, a GGUF file, a URL of an object store (gs://…), or a hub
+      id with an optional @revision.
 
   Raises:
     UserError: there is no such model, it is gated, or there is no network.
   """
-  if os.path.exists(path):
-    return path
+  if "://" in path:
+    return remote.copy(path, (*FILES, "*.gguf"))
+  local = os.path.expanduser(path)
+  if os.path.exists(local):
+    return local
   if path.startswith(("/", ".", "~")) or path.count("/") != 1:
     raise UserError(f"model {path!r} is neither a local path nor a hub id")
-  repo, _, revision = path.partition("@")
-  import huggingface_hub
-  from huggingface_hub import errors
-
-  try:
-    return huggingface_hub.snapshot_download(
-      repo,
-      revision=revision or None,
-      allow_patterns=["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"],
-    )
-  except errors.GatedRepoError as error:
-    raise UserError(
-      f"model {repo} is gated: accept its terms on the hub and log in with"
-      " `hf auth login`"
-    ) from error
-  except errors.RevisionNotFoundError as error:
-    raise UserError(f"model {repo} has no revision {revision!r}") from error
-  except errors.RepositoryNotFoundError as error:
-    raise UserError(
-      f"model {repo} is not on the hub, or private without a token"
-    ) from error
-  except Exception as error:  # no network has many faces
-    kind = type(error).__name__
-    raise UserError(
-      f"model {repo} could not be fetched ({kind}); with no network, give a"
-      " local directory"
-    ) from error
+  return remote.snapshot(path, FILES)
 
 
 def export(

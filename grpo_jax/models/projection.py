@@ -33,9 +33,7 @@ def project(
   return _product(x, w, axes, dtype)
 
 
-def _product(
-  x: Array, w: Array, axes: int, dtype: jnp.dtype | None
-) -> Array:
+def _product(x: Array, w: Array, axes: int, dtype: jnp.dtype | None) -> Array:
   last, first = tuple(range(x.ndim - axes, x.ndim)), tuple(range(axes))
   return jax.lax.dot_general(
     x, w, ((last, first), ((), ())), preferred_element_type=dtype

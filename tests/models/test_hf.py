@@ -12,7 +12,7 @@ import pytest
 from grpo_jax import grpo
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import completion_inputs, token_logprobs
-from grpo_jax.models import hf, llama, names, transformer
+from grpo_jax.models import hf, llama, names, remote, transformer
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
 from grpo_jax.sampling import Sampling
@@ -255,3 +255,65 @@ def test_paths_that_are_no_model(tmp_path):
   pytest.importorskip("gguf")
   with pytest.raises(UserError, match="cannot be read as GGUF"):
     open_model(str(tmp_path / "x.gguf"))
+
+
+def test_a_model_in_an_object_store(tmp_path, monkeypatch):
+  fsspec = pytest.importorskip("fsspec")
+  monkeypatch.setattr(remote, "CACHE", str(tmp_path / "cache"))
+  store = fsspec.filesystem("memory")
+  for path in TINY.iterdir():
+    store.pipe_file(f"/bucket/tiny/{path.name}", path.read_bytes())
+  store.pipe_file("/bucket/tiny/pytorch_model.bin", b"not fetched")
+  opened = open_model("memory://bucket/tiny")
+  assert opened.architecture(48) == open_model(str(TINY)).architecture(48)
+  (folder,) = (tmp_path / "cache").iterdir()
+  assert not (folder / "pytorch_model.bin").exists()
+  # A copy that was cut off is fetched again; what is whole is not.
+  shard = sorted(folder.glob("*.safetensors"))[0]
+  shard.write_bytes(shard.read_bytes()[:100])
+  whole = (folder / "config.json").stat().st_mtime_ns
+  open_model("memory://bucket/tiny").load(
+    opened.architecture(48), place(opened.architecture(48))
+  )
+  assert (folder / "config.json").stat().st_mtime_ns == whole
+
+
+@pytest.mark.parametrize(
+  ("url", "message"),
+  [
+    ("memory://nowhere", "nowhere"),
+    ("memory://bucket/void", "void"),
+    ("nosuch://bucket/x", "nosuch"),
+  ],
+)
+def test_stores_without_a_model_are_one_line(url, message):
+  fsspec = pytest.importorskip("fsspec")
+  fsspec.filesystem("memory").mkdirs("/bucket/void", exist_ok=True)
+  with pytest.raises(UserError, match=message) as error:
+    open_model(url)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("GatedRepoError", "accept its terms"),
+    ("RevisionNotFoundError", "no revision 'v2'"),
+    ("RepositoryNotFoundError", "not on the hub"),
+    ("LocalEntryNotFoundError", "with no network"),
+  ],
+)
+def test_what_the_hub_refuses_is_one_line(monkeypatch, name, message):
+  hub = pytest.importorskip("huggingface_hub")
+  kind = getattr(hub.errors, name)
+  asked = {}
+
+  def refuse(repo, **how):
+    asked.update(how, repo=repo)
+    raise kind.__new__(kind)
+
+  monkeypatch.setattr(hub, "snapshot_download", refuse)
+  with pytest.raises(UserError, match=message) as error:
+    open_model("some/model@v2")
+  assert "some/model" in str(error.value) and "\n" not in str(error.value)
+  assert (asked["repo"], asked["revision"]) == ("some/model", "v2")

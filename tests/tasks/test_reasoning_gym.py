@@ -36,7 +36,9 @@ def test_splits_are_disjoint_and_do_not_depend_on_the_training_size():
 
 def test_too_few_questions():
   options = '{"max_terms": 2, "max_digits": 1}'
-  with pytest.raises(UserError, match="gave 164 distinct questions of the train"):
+  with pytest.raises(
+    UserError, match="gave 164 distinct questions of the train"
+  ):
     reasoning_gym(options=options, size=500)
 
 
