@@ -23,7 +23,8 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
   splits = ", ".join(f"{len(v):,} {k}" for k, v in e.task.splits.items())
   if any(e.dropped.values()):
     lost = ", ".join(f"{n:,} {k}" for k, n in e.dropped.items())
-    splits += f"; left out as longer than {e.config['data']['max_prompt_tokens']} tokens: {lost}"
+    limit = e.config["data"]["max_prompt_tokens"]
+    splits += f"; left out as longer than {limit} tokens: {lost}"
   axes = " x ".join(f"{k} {n}" for k, n in mesh.shape.items())
   how = f"temperature {s.temperature}"
   for name, off in (("top_k", 0), ("top_p", 1.0), ("min_p", 0.0)):

@@ -47,10 +47,10 @@ def buffers(e: Experiment, mesh: jax.sharding.Mesh, phase: str) -> dict:
   heads = arch.heads / n["tensor"]
   if phase == "sample" or phase.startswith("eval"):
     out["the sampler's weights"] = 2 * params * item / n["tensor"]
-    kv = arch.kv_heads / (1 if e.config["mesh"]["replicate_kv"] else 1)
-    out["keys and values"] = (
-      2 * arch.layers * positions * kv * arch.head_dim * item
-    )
+    kv = arch.layers * 2 * arch.kv_heads * arch.head_dim * item
+    if not arch.kv_heads % n["tensor"]:
+      kv /= n["tensor"]
+    out["keys and values"] = positions * kv
     # Logits, their softmax and its running sum.
     out["logits of one token"] = 3 * prompts * group * arch.vocab * 4
     out["the prompts' attention"] = 2 * prompts * width**2 * heads * 4

@@ -106,7 +106,7 @@ def test_prompts_that_are_too_long_are_refused_or_dropped_never_cut():
   assert (width, sum(lost.values())) == (3, 2)
   left = [x.prompt for split in fewer.splits.values() for x in split]
   assert left == ["a", "abc"]
-  with pytest.raises(UserError, match="all .* train prompts"):
+  with pytest.raises(UserError, match=r"all .* train prompts"):
     data.fit_prompts(_task(["abc", "abcd"]), TOK, 2, "drop")
   with pytest.raises(UserError, match="'cut' must be refuse or drop"):
     data.fit_prompts(task, TOK, 4, "cut")

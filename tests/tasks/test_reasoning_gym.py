@@ -36,9 +36,7 @@ def test_splits_are_disjoint_and_do_not_depend_on_the_training_size():
 
 def test_too_few_questions():
   options = '{"max_terms": 2, "max_digits": 1}'
-  with pytest.raises(
-    UserError, match="gave 164 distinct questions of the train"
-  ):
+  with pytest.raises(UserError, match=r"gave 164 distinct .* train split"):
     reasoning_gym(options=options, size=500)
 
 
