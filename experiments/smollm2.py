@@ -55,7 +55,7 @@ def get_config(form: str = "plain"):
     raise UserError(f"unknown form {form!r}; forms are plain and chat")
   c.steps = 30
   c.batch.prompts_per_step = 16
-  c.batch.micro_batch_prompts = 4
+  c.batch.micro_batch_prompts = 2
   c.sampling.group_size = 8
   c.algorithm.beta = 0.0
   c.optimizer.learning_rate = 1e-5
