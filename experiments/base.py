@@ -99,11 +99,53 @@ def get_config() -> config_dict.ConfigDict:
 
   c.algorithm = config_dict.ConfigDict()
   c.algorithm.name = "grpo_sequence"
-  c.algorithm.beta = unset(float)  # coefficient of the KL to the reference
+  # Arguments of the row's constructor:
+  c.algorithm.beta = unset(float)  # coefficient of its KL to the reference
+  c.algorithm.clip = unset(float)  # PPO's ε, where the row has one for both
   c.algorithm.clip_low = unset(float)
   c.algorithm.clip_high = unset(float)
   c.algorithm.ddof = unset(int)  # of the group's standard deviation
   c.algorithm.epsilon = unset(float)  # added to it
+  c.algorithm.baseline = unset(str)  # reinforce: none, batch or group
+  c.algorithm.gamma = unset(float)  # discount of rewards
+  c.algorithm.lam = unset(float)  # λ of GAE, the policy's
+  c.algorithm.critic_lam = unset(float)  # λ of GAE, the values'
+  c.algorithm.alpha = unset(float)  # vapo: λ = 1 - 1/(α length)
+  c.algorithm.value_clip = unset(float)
+  c.algorithm.value_coefficient = unset(float)
+  c.algorithm.critic_rate = unset(float)  # its learning rate over the policy's
+  c.algorithm.shared = unset(bool)  # values from a head on the policy
+  c.algorithm.pretrain_steps = unset(int)  # in which values alone learn
+  c.algorithm.whiten = unset(bool)  # standardise advantages over the batch
+  c.algorithm.tokens = unset(int)  # the constant that replaces lengths
+  c.algorithm.average = unset(str)  # dapo: prompt or batch
+  c.algorithm.rounds = unset(int)  # rollout batches to fill a step
+  c.algorithm.overlong_limit = unset(int)  # dapo: L_max of its penalty
+  c.algorithm.bound = unset(float)  # gmpo, dppo
+  c.algorithm.delta = unset(float)  # deepseek_v32: of the off-policy mask
+  c.algorithm.positive = unset(float)  # sapo: τ where the advantage is above 0
+  c.algorithm.negative = unset(float)
+  c.algorithm.fraction = unset(float)  # clip_cov, kl_cov: of all tokens
+  c.algorithm.coefficient = unset(float)  # kl_cov
+  c.algorithm.refresh_every = unset(int)  # steps until a new reference
+  # Around any row (grpo_jax/adjust.py):
+  c.algorithm.kl_place = unset(str)  # none, loss or reward
+  c.algorithm.kl_beta = unset(float)
+  c.algorithm.kl_estimator = unset(str)  # k1, k2, k3 or exact
+  c.algorithm.kl_sequence = unset(bool)
+  c.algorithm.kl_ratio_weighted = unset(bool)
+  c.algorithm.kl_target = unset(float)  # nats per token; β follows it
+  c.algorithm.reference_every = unset(int)
+  c.algorithm.reference_decay = unset(float)
+  c.algorithm.entropy = unset(float)  # coefficient of the bonus
+  c.algorithm.correction = unset(str)  # none, truncated, masked, banded
+  c.algorithm.correction_level = unset(str)  # token, sequence, geometric
+  c.algorithm.correction_low = unset(float)
+  c.algorithm.correction_high = unset(float)
+  c.algorithm.dual_clip = unset(float)
+  c.algorithm.overlong = unset(str)  # none, mask or soft
+  c.algorithm.overlong_cache = unset(int)  # tokens before the limit
+  c.algorithm.dynamic_rounds = unset(int)  # 0: no dynamic sampling
 
   c.optimizer = config_dict.ConfigDict()
   c.optimizer.name = "adamw"

@@ -47,7 +47,7 @@ def compile_all(built: Built, first_phase: str) -> None:
 def eval_programs(built: Built) -> list[Job]:
   """The evaluators and their abstract arguments."""
   arguments = (
-    built.shapes["rl"].trainable,
+    built.params_target(),
     _abstract_prompts(built, built.experiment.evaluation.prompts_per_batch),
     built.shapes["rl"].key,
     _abstract(built, (), np.int32),
@@ -57,53 +57,84 @@ def eval_programs(built: Built) -> list[Job]:
 
 def update_programs(built: Built, part: Batch, step: Any) -> list[Job]:
   """One program per slab plan; with micro-batches, those of the host's loop."""
-  state = built.shapes["rl"]
+  state, jobs = built.shapes["rl"], []
+  if built.experiment.algorithm.select is not None:
+    jobs = [(built.select, (state.trainable, part))]
+    part = built.select.abstract(state.trainable, part)
   if built.experiment.batching.micro_batches == 1:
-    return [(p, (state, part, step)) for p in built.update.values()]
+    return [(p, (state, part, step)) for p in built.update.values()] + jobs
   size = built.experiment.batching.micro_batch_prompts
   which, index = built.cut, (part, step)
   if built.ways == 1:
     which, index = built.take, (part, _abstract(built, (size,), np.int32))
   micro = which.abstract(*index)
-  total = built.zeros.abstract(state.trainable, micro)
+  ref = state.ref if built.experiment.algorithm.exact_kl else None
+  total = built.zeros.abstract(state.trainable, ref, micro)
+  gradients = (state.trainable, ref, micro, total)
   return [
-    *[(p, (state.trainable, micro, total)) for p in built.accumulate.values()],
+    *[(program, gradients) for program in built.accumulate.values()],
     (built.apply, (state, total, step)),
-    (built.zeros, (state.trainable, micro)),
+    (built.zeros, (state.trainable, ref, micro)),
     (which, index),
+    *jobs,
   ]
 
 
 def rl_programs(built: Built) -> list[Job]:
   """The programs of a step and their abstract arguments, largest first."""
   e, state = built.experiment, built.shapes["rl"]
+  algorithm, weights = e.algorithm, built.params_target()
   prompts = _abstract_prompts(built, e.batching.prompts_per_step)
   step = _abstract(built, (), np.int32)
-  sample = (state.trainable, prompts, state.key, step)
+  sample = (weights, prompts, state.key, step)
   rollout = built.sample.abstract(*sample)
-  score = (state.trainable, rollout)
-  logprobs = next(iter(built.score.values())).abstract(*score)
-  shape = rollout.lengths.shape
-  rewards = Rewards(
-    total=_abstract(built, shape, np.float32),
-    scored=_abstract(built, shape, bool),
-    metric=_abstract(built, shape, np.float32),
-    parts=_abstract(built, (*shape, len(e.task.parts)), np.float32),
-  )
+  shape = rollout.ids.shape
+  logprobs = _abstract(built, shape, np.float32)
+  values = _abstract(built, (*shape[:2], shape[2] + 1), np.float32)
+  rewards = abstract_rewards(built, shape)
+  old, ref = e.needs_old_scores, algorithm.reference is not None
   scores = Scores(
-    logprobs=logprobs if e.needs_old_scores else None,
-    ref_logprobs=logprobs if e.algorithm.kl is not None else None,
+    logprobs=logprobs if old else None,
+    ref_logprobs=logprobs if ref else None,
+    values=values if algorithm.critic is not None else None,
   )
-  batch = built.advantage.abstract(rewards, rollout, scores)
+  scale = None
+  if algorithm.adaptive is not None:
+    scale = _abstract(built, (), np.float32)
+  batch = built.advantage.abstract(rewards, rollout, scores, scale)
   part = batch
   jobs = [(built.sample, sample)]
   if e.batching.minibatches > 1:
     part = built.minibatch.abstract(batch, step)
     jobs.append((built.minibatch, (batch, step)))
   jobs = update_programs(built, part, step) + jobs
-  if e.needs_old_scores or e.algorithm.kl is not None:
-    jobs += [(program, score) for program in built.score.values()]
-  return [*jobs, (built.advantage, (rewards, rollout, scores))]
+  if old or ref:
+    jobs += [(program, (weights, rollout)) for program in built.score.values()]
+  if algorithm.critic is not None:
+    jobs.append((built.value, (state.trainable, rollout)))
+  if algorithm.baseline_rollout:
+    jobs.append((built.baseline, sample))
+  if algorithm.resample is not None:
+    index = _abstract(built, shape[:1], np.int32)
+    jobs.append((built.pick, (rollout, rollout, index)))
+  return [*jobs, (built.advantage, (rewards, rollout, scores, scale))]
+
+
+def abstract_rewards(built: Built, shape: tuple[int, ...]) -> Rewards:
+  """What a task says of a rollout of [B, G, T], as abstract arrays."""
+  e = built.experiment
+  rows, steps = shape[:2], e.algorithm.steps
+  return Rewards(
+    total=_abstract(built, rows, np.float32),
+    scored=_abstract(built, rows, bool),
+    metric=_abstract(built, rows, np.float32),
+    parts=_abstract(built, (*rows, len(e.task.parts)), np.float32),
+    per_token=_abstract(built, shape, np.float32) if steps else None,
+    steps=_abstract(built, shape, bool) if steps else None,
+    baseline=_abstract(built, rows[:1], np.float32)
+    if e.algorithm.baseline_rollout
+    else None,
+  )
 
 
 def _abstract(built: Built, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -23,6 +23,7 @@ from grpo_jax.types import (
   Params,
   Prompts,
   TrainState,
+  policy,
 )
 
 
@@ -40,14 +41,18 @@ class Built:
     begin: {phase: params, key, step -> state} with a fresh optimizer.
     imitate: state, prompts, ids, lengths -> state, metrics.
     sample: params, prompts, key, step -> rollout.
+    baseline: params, prompts, key, step -> the likeliest completion of each.
     score: {slabs: params, rollout -> log-probs}.
-    advantage: rewards, rollout, scores -> batch.
+    value: params, rollout -> a critic's values.
+    pick: two rollouts, index -> chosen groups of them.
+    advantage: rewards, rollout, scores, multiple of the KL -> batch.
     minibatch: batch, index -> batch.
+    select: params, mini-batch -> it, with the tokens a part singles out.
     update: {slabs: state, batch, ends_step -> state, metrics}.
-    zeros: parameters, micro-batch -> gradients and sums of none.
+    zeros: parameters, reference, micro-batch -> gradients and sums of none.
     take: mini-batch, prompts to keep -> micro-batch, weights untouched.
     cut: mini-batch, i -> its i-th micro-batch; no row leaves its device.
-    accumulate: {slabs: parameters, micro-batch, total -> total}.
+    accumulate: {slabs: parameters, reference, micro-batch, total -> total}.
     apply: state, total, ends_step -> state, metrics.
     evaluators: {'sampled' | 'greedy': params, prompts, key -> rollout}.
   """
@@ -60,9 +65,13 @@ class Built:
   begin: dict[str, Program]
   imitate: Program
   sample: Program
+  baseline: Program
   score: dict[Slabs, Program]
+  value: Program
+  pick: Program
   advantage: Program
   minibatch: Program
+  select: Program
   update: dict[Slabs, Program]
   zeros: Program
   take: Program
@@ -97,8 +106,8 @@ class Built:
     return e.pretrained.load(e.model.arch, where)
 
   def params_target(self) -> Params:
-    """Abstract trainable parameters with their shardings, for a restore."""
-    return self.shapes["rl"].trainable
+    """Abstract parameters of the policy with their shardings."""
+    return policy(self.shapes["rl"].trainable)
 
   @property
   def ways(self) -> int:
@@ -173,11 +182,12 @@ def build(e: Experiment, programs: Programs) -> Built:
     return shardings(abstract[0]), shardings(abstract[1])
 
   begins = {
-    "warmup": traced.begin(e.warmup_optimizer, False),
-    "rl": traced.begin(e.optimizer, e.algorithm.kl is not None),
+    "warmup": traced.begin(e.warmup_optimizer, e.warmup_algorithm),
+    "rl": traced.begin(e.optimizer, e.algorithm),
   }
   init = traced.init(e)
   b, s = e.batching, e.sampling
+  likeliest = dataclasses.replace(s, group_size=1, temperature=0.0)
   size = f"B={b.prompts_per_step} G={s.group_size} P={e.prompt_width}"
   size += f" T={s.max_tokens}"
   micro = size.replace(f"={b.prompts_per_step} ", f"={b.micro_batch_prompts} ")
@@ -199,14 +209,20 @@ def build(e: Experiment, programs: Programs) -> Built:
       out=first,
     ),
     sample=programs.bind("sample", traced.sample(e, s, "sample"), shapes=size),
+    baseline=programs.bind(
+      "baseline", traced.sample(e, likeliest, "sample"), shapes=size
+    ),
     score={
       plan: programs.bind(
         "score", traced.score(e, plan), shapes=f"{size} {_words(plan)}"
       )
       for plan in b.slabs
     },
+    value=programs.bind("value", traced.value(e), shapes=size),
+    pick=programs.bind("pick", traced.pick, shapes=size),
     advantage=programs.bind("advantage", traced.advantage(e), shapes=size),
     minibatch=programs.bind("minibatch", traced.minibatch(e), shapes=size),
+    select=programs.bind("select", traced.select(e), shapes=size),
     update={
       plan: programs.bind(
         "update",
@@ -225,7 +241,7 @@ def build(e: Experiment, programs: Programs) -> Built:
         "gradients",
         traced.accumulate(e, plan),
         shapes=f"{micro} {_words(plan)}",
-        donate=(2,),
+        donate=(3,),
         out=shardings,
       )
       for plan in b.slabs

@@ -6,12 +6,15 @@ missing here is an error that names it.
 """
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo_jax import data, logprobs, named, optimizer, ranges
-from grpo_jax.algorithms import ALGORITHMS, Algorithm, imitation
+from grpo_jax import adjust, data, logprobs, named, optimizer, ranges, validate
+from grpo_jax.algorithm import Algorithm
+from grpo_jax.algorithms import ALGORITHMS
+from grpo_jax.baselines import imitation
 from grpo_jax.errors import UserError
 from grpo_jax.models.architecture import Architecture, Model
 from grpo_jax.models.pretrained import Pretrained, open_model
@@ -150,7 +153,9 @@ def plain(config: Any) -> dict[str, Any]:
 def resolve_plain(config: dict[str, Any]) -> Experiment:
   """`resolve`, of a stored configuration: a plain nested dict."""
   try:
-    return _resolve(config)
+    e = _resolve(config)
+    check_algorithm(e)
+    return e
   except KeyError as error:
     raise UserError(
       f"the configuration lacks the key {error}; start from"
@@ -205,13 +210,32 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     model=model,
     sampling=sampling,
     batching=make_batching(c["batch"], sampling),
-    algorithm=named.make("algorithm", ALGORITHMS, c["algorithm"]),
+    algorithm=make_algorithm(c["algorithm"], sampling),
     optimizer=made,
     warmup_steps=warmup_steps,
     warmup_prompts=w["prompts_per_step"],
     warmup_algorithm=imitation(),
     warmup_optimizer=optimizer.adamw(warmup_rate),
     evaluation=make_evaluation(c, task, sampling),
+  )
+
+
+def make_algorithm(c: Mapping[str, Any], sampling: Sampling) -> Algorithm:
+  """The row that `config.algorithm` names, and what is put around it."""
+  constructor = named.find("algorithm", c["name"], ALGORITHMS)
+  arguments = tuple(inspect.signature(constructor).parameters)
+  own, around = adjust.split(c, arguments)
+  row = named.make("algorithm", ALGORITHMS, own)
+  return adjust.adjust(row, **around, max_tokens=sampling.max_tokens)
+
+
+def check_algorithm(e: Experiment) -> None:
+  """Refuses an algorithm that means nothing with this task and these sizes."""
+  validate.check(
+    e.algorithm,
+    group=e.sampling.group_size,
+    prompts=e.batching.prompts_per_step,
+    task_parts=len(e.task.parts),
   )
 
 

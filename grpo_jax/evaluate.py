@@ -19,7 +19,7 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from grpo_jax import ahead, build, cli, config, memory, sharding, steps
+from grpo_jax import ahead, build, cli, config, memory, rollouts, sharding
 from grpo_jax.build import Built
 from grpo_jax.checkpoint import parse_run
 from grpo_jax.compile import Programs, use_cache
@@ -27,7 +27,7 @@ from grpo_jax.console import Console
 from grpo_jax.errors import UserError
 from grpo_jax.policy import is_run, stored_config
 from grpo_jax.preemption import Guard, Preempted, leave
-from grpo_jax.session import load_parameters
+from grpo_jax.stored import load_parameters
 from grpo_jax.tasks.base import Example
 from grpo_jax.types import Array, Params
 
@@ -111,7 +111,7 @@ def evaluate(
     ordinals = np.arange(start, start + size, dtype=np.int32)
     prompts = built.prompts(part, ordinals)
     rollout = built.evaluators[how](params, prompts, key, zero)
-    host = steps.fetch(built, rollout, part, ordinals)
+    host = rollouts.fetch(built, rollout, part, ordinals)
     ids = None
     if step is not None:
       ids = [(f"eval/{how}", step, start + i) for i in range(real)]

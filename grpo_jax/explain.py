@@ -13,7 +13,8 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
   b, s, arch = e.batching, e.sampling, e.model.arch
   rows = b.prompts_per_step * s.group_size
   params = transformer.parameter_count(arch)
-  copies = 3 + (e.algorithm.kl is not None)  # policy, two moments, reference
+  # Policy, two moments, reference.
+  copies = 3 + (e.algorithm.reference is not None)
   phases = f"{e.config['steps']} of {e.algorithm.name}"
   if e.warmup_steps:
     phases = f"{e.warmup_steps} of imitation, then {phases}"

@@ -14,14 +14,15 @@ algorithm or optimizer, which may be traced too.
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from grpo_jax import metrics, sampling
-from grpo_jax.algorithms import Algorithm
+from grpo_jax import metrics, sampling, shaping
+from grpo_jax.algorithm import Algorithm
+from grpo_jax.apply import apply
 from grpo_jax.logprobs import Slabs, rollout_logprobs
 from grpo_jax.metrics import Metrics
 from grpo_jax.models.architecture import Model
 from grpo_jax.optimizer import Optimizer
+from grpo_jax.tokens import seen
 from grpo_jax.types import (
   Array,
   Batch,
@@ -33,6 +34,7 @@ from grpo_jax.types import (
   merge,
   split_prompts,
 )
+from grpo_jax.values import values
 
 # 1. sample(params, prompts, key, *, model, sampling) -> Rollout
 sample = sampling.sample
@@ -42,22 +44,29 @@ sample = sampling.sample
 def score(
   params: Params, rollout: Rollout, *, model: Model, slabs: Slabs | None = None
 ) -> Scores:
-  """What a network says of a finished rollout: log-probs and entropy.
+  """What a network says of a finished rollout: log-probs, entropy, values.
 
-  They are those of the distribution that was sampled (its temperature and
-  support), so on fresh samples they equal `rollout.sampler_logprobs` up to
-  rounding. Used for the reference policy, and for the old policy where a
-  rollout serves more than one update. `slabs`: a static plan, or None.
+  Values where `params` have a critic. Log-probs are those of the distribution
+  that was sampled (its temperature and support), so on fresh samples they equal
+  `rollout.sampler_logprobs` up to rounding. Used for the reference policy, and
+  for the old policy where a rollout serves more than one update. `slabs`: a
+  static plan, or None.
   """
   logprobs, entropy = rollout_logprobs(
     params, rollout, model=model, slabs=slabs
   )
-  return Scores(logprobs=logprobs, entropy=entropy)
+  found = values(params, rollout, model=model) if "critic" in params else None
+  return Scores(logprobs=logprobs, entropy=entropy, values=found)
 
 
 # 3.
 def advantage(
-  rewards: Rewards, rollout: Rollout, scores: Scores, *, algorithm: Algorithm
+  rewards: Rewards,
+  rollout: Rollout,
+  scores: Scores,
+  *,
+  algorithm: Algorithm,
+  kl_scale: Array | None = None,
 ) -> Batch:
   """Turns rewards into advantages and token weights over the rollout batch.
 
@@ -68,17 +77,26 @@ def advantage(
     rewards: [B, G].
     rollout: the completions.
     scores: `logprobs` of the old policy, None where it is the one to update;
-      `ref_logprobs` where the algorithm has a KL term.
+      `ref_logprobs` and `values` where the algorithm has a reference, a critic.
     algorithm: the record.
+    kl_scale: [] multiple of the KL coefficient; None is 1.
   """
-  per_row = algorithm.advantage(rewards.total, rewards.scored)
-  mask = rollout.mask & rewards.scored[..., None]
-  return Batch(
+  rewards = shaping.shape(rewards, rollout, scores, algorithm, kl_scale)
+  mask = rollout.mask & algorithm.keep(rewards, rollout)[..., None]
+  per_token = algorithm.advantage(rewards, rollout, scores)
+  batch = Batch(
     rollout=rollout.replace(mask=mask),
-    advantages=jnp.where(mask, per_row[..., None], 0.0),
+    advantages=jnp.where(mask, per_token, 0.0),
     weights=algorithm.weights(mask),
     old_logprobs=scores.logprobs,
     ref_logprobs=scores.ref_logprobs,
+    kl_scale=kl_scale,
+  )
+  if algorithm.critic is None:
+    return batch
+  return batch.replace(
+    value_targets=algorithm.critic.targets(rewards, rollout, scores),
+    old_values=scores.values[..., :-1],
   )
 
 
@@ -127,6 +145,7 @@ def update(
       model=model,
       algorithm=algorithm,
       slabs=slabs,
+      ref=state.ref if algorithm.exact_kl else None,
     )
 
   if micro_batches == 1:
@@ -153,10 +172,17 @@ def gradients(
   model: Model,
   algorithm: Algorithm,
   slabs: Slabs | None = None,
+  ref: Params | None = None,
 ) -> tuple[Params, Metrics]:
   """Gradients, and sums for metrics, of one micro-batch."""
   return jax.grad(loss, has_aux=True)(
-    trainable, frozen, batch, model=model, algorithm=algorithm, slabs=slabs
+    trainable,
+    frozen,
+    batch,
+    model=model,
+    algorithm=algorithm,
+    slabs=slabs,
+    ref=ref,
   )
 
 
@@ -175,76 +201,39 @@ def loss(
   model: Model,
   algorithm: Algorithm,
   slabs: Slabs | None = None,
+  ref: Params | None = None,
 ) -> tuple[Array, Metrics]:
   """-(weights * objective).sum(), and sums for the metrics.
 
   Where `batch.old_logprobs` is None the old policy is this one: the ratio's
-  value is 1 and its gradient is not 0.
+  value is 1 and its gradient is not 0. `ref`: the reference's parameters, where
+  the KL is exact.
   """
   params = merge(frozen, trainable)
-  rollout, mask = batch.rollout, batch.rollout.mask
-  logprobs, entropy = rollout_logprobs(
-    params, rollout, model=model, slabs=slabs
+  logprobs, entropy, *exact = rollout_logprobs(
+    params, batch.rollout, model=model, slabs=slabs, ref=ref
   )
-  old = batch.old_logprobs
-  if old is None:
-    old = jax.lax.stop_gradient(logprobs)
-  ratio = algorithm.ratio(logprobs, old, mask)
-  objective, low, high = algorithm.surrogate(ratio, batch.advantages)
+  tokens = seen(batch, logprobs, entropy, *exact)
+  ratio = algorithm.ratio(logprobs, algorithm.anchor(tokens), tokens.mask)
+  objective, low, high = algorithm.surrogate(ratio, tokens.advantages, tokens)
+  objective = algorithm.correction(tokens) * objective
   kl_loss = jnp.zeros_like(logprobs)
   if algorithm.kl is not None:
-    kl = algorithm.kl(logprobs, batch.ref_logprobs, ratio, mask)
-    kl_loss = algorithm.kl.coefficient * kl
-  value = -jnp.sum(batch.weights * (objective - kl_loss))
+    kl = algorithm.kl(logprobs, tokens.ref, ratio, tokens.mask, tokens.exact_kl)
+    scale = 1.0 if batch.kl_scale is None else batch.kl_scale
+    kl_loss = algorithm.kl.coefficient * scale * kl
+  objective = objective + algorithm.bonus(tokens) - kl_loss
+  value = -jnp.sum(batch.weights * objective)
   sums = metrics.token_sums(
     batch,
+    tokens,
     loss=value,
     loss_kl=jnp.sum(batch.weights * kl_loss),
-    logprobs=logprobs,
-    old=old,
-    entropy=entropy,
     ratio=ratio,
     clipped=(low, high),
   )
-  return value, sums
-
-
-def apply(
-  state: TrainState,
-  total: tuple[Params, Metrics],
-  ends_step: Array | int = 1,
-  *,
-  algorithm: Algorithm,
-  optimizer: Optimizer,
-) -> tuple[TrainState, Metrics]:
-  """One optimizer step, or none: no momentum, no decay, nothing moves.
-
-  It is skipped where a loss or gradient is not finite, and where the batch
-  carries no signal: no token to train, or all advantages 0 and no KL term,
-  which would have a gradient of its own.
-  """
-  grads, sums = total
-  norm = optax.tree.norm(grads)
-  finite = jnp.isfinite(norm) & jnp.isfinite(sums["loss"])
-  alive = sums["signal"] > 0
-  if algorithm.kl is not None:
-    alive |= sums["weight"] > 0
-  use = finite & alive
-  direction, opt = optimizer.transform.update(grads, state.opt, state.trainable)
-  rate = optimizer.learning_rate(state.step)
-  trainable = jax.tree.map(
-    lambda p, d: p - rate * d, state.trainable, direction
-  )
-  trainable, opt = jax.tree.map(
-    lambda new, old: jnp.where(use, new, old),
-    (trainable, opt),
-    (state.trainable, state.opt),
-  )
-  step = state.step + ends_step
-  return state.replace(trainable=trainable, opt=opt, step=step), {
-    **metrics.token_means(sums),
-    "update/grad_norm": norm,
-    "update/learning_rate": rate,
-    "update/nonfinite": 1.0 - finite,
-    "update/dead": 1.0 - alive,
-  }
+  if algorithm.critic is None:
+    return value, sums
+  found = values(params, batch.rollout, model=model)[..., :-1]
+  value_loss = algorithm.critic.loss(batch, found)
+  return value + value_loss, sums | metrics.value_sums(batch, found, value_loss)

@@ -11,11 +11,19 @@ equal the stored ones of the sampler is checked and printed.
 import dataclasses
 from typing import Any
 
-import jax
 import numpy as np
 from absl import flags
 
-from grpo_jax import build, cli, config, session, sharding, steps
+from grpo_jax import (
+  build,
+  cli,
+  config,
+  rollouts,
+  session,
+  sharding,
+  steps,
+  stored,
+)
 from grpo_jax.build import Built
 from grpo_jax.checkpoint import open_run
 from grpo_jax.compile import Programs, use_cache
@@ -26,8 +34,9 @@ from grpo_jax.policy import stored_config
 from grpo_jax.preemption import Guard, Preempted, leave
 from grpo_jax.records import read_rollouts
 from grpo_jax.rewards.runner import RewardBatch
+from grpo_jax.rollouts import Sampled
 from grpo_jax.tasks.base import Example
-from grpo_jax.types import Batch, Rollout, TrainState, length_mask
+from grpo_jax.types import Batch, Rollout, TrainState, length_mask, policy
 from grpo_jax.updates import update_all
 
 
@@ -50,8 +59,8 @@ class Rebuilt:
 
 def stored_rollout(
   built: Built, groups: list[dict], policy_step: int
-) -> tuple[Rollout, RewardBatch]:
-  """Arrays of a stored step: the rollout on the mesh, rewards on the host."""
+) -> Sampled:
+  """A stored step: the rollout on the mesh, rewards on the host."""
   e = built.experiment
   t = e.sampling.max_tokens
   rows = [group["completions"] for group in groups]
@@ -100,7 +109,7 @@ def stored_rollout(
   scored = np.array(
     [[row["reward"] is not None for row in group] for group in rows]
   )
-  return rollout, RewardBatch(
+  rewards = RewardBatch(
     total=column("reward", np.float32),
     scored=scored,
     success=column("success", np.float32),
@@ -109,7 +118,14 @@ def stored_rollout(
     timed_out=np.zeros_like(scored),
     errors=int((~scored).sum()),
     first_error="",
+    steps=[[row.get("steps", ()) for row in group] for group in rows],
   )
+  baseline = None
+  if e.algorithm.baseline_rollout:
+    found = [group["baseline"] for group in groups]
+    baseline = np.array([np.nan if x is None else x for x in found])
+  host = rollouts.fetch(built, rollout, examples, ordinals)
+  return Sampled(rollout, host, rewards, baseline, {})
 
 
 def restore_before(built: Built, run: str, step: int) -> TrainState:
@@ -123,19 +139,14 @@ def restore_before(built: Built, run: str, step: int) -> TrainState:
         f" step {step} in {run}"
       )
     at = usable[-1]
-    shapes = built.shapes[session.phase_of(at, e.warmup_steps)]
-    targets = {"trainable": shapes.trainable, "opt": shapes.opt}
-    trees = checkpoints.restore(at, targets)
-    key = jax.device_put(jax.random.key(e.config["seed"]), built.replicated())
-    state = built.begin["rl"](trees["trainable"], key, built.put_scalar(at))
-    if at > e.warmup_steps:
-      state = state.replace(opt=trees["opt"])
-      if state.ref is not None:
-        ref = session.restore_reference(
-          checkpoints, e.warmup_steps, built.shapes["rl"].ref
-        )
-        state = state.replace(ref=ref)
-  return state
+    phase = session.phase_of(at, e.warmup_steps)
+    state = stored.restore_state(
+      built, checkpoints, at, built.shapes[phase], checkpoints.host(at)
+    )
+    if phase == "rl" and at > e.warmup_steps:
+      return state
+    begin = built.begin["rl"]
+    return begin(policy(state.trainable), state.key, state.step)
 
 
 def rebuild(built: Built, run: str, step: int) -> Rebuilt:
@@ -144,12 +155,14 @@ def rebuild(built: Built, run: str, step: int) -> Rebuilt:
   guard = built.programs.guard
   for k in range(int(state.step) + 1, step + 1):
     groups = read_rollouts(run, k)
-    rollout, rewards = stored_rollout(built, groups, k - 1)
-    lengths = np.asarray(rollout.lengths)
+    sampled = stored_rollout(built, groups, k - 1)
+    rollout, lengths = sampled.rollout, sampled.host.lengths
     plan = cover(lengths, built.experiment.batching.slabs)
+    rewards = rollouts.device_rewards(built, sampled)
     batch = steps.make_batch(built, state, rollout, rewards, plan)
     if k == step:
-      logprobs = guard.wait(built.score[plan](state.params, rollout))
+      logprobs = built.score[plan](policy(state.params), rollout)
+      guard.wait(logprobs)
       ref = batch.ref_logprobs
       return Rebuilt(
         batch,

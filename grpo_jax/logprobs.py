@@ -58,7 +58,8 @@ def token_logprobs(
   model: Model,
   temperature: Array | float,
   support: Array | None = None,
-) -> tuple[Array, Array]:
+  ref: tuple[Params, Array] | None = None,
+) -> tuple[Array, ...]:
   """log π(token) and the entropy of π at each position, in chunks over T.
 
   A chunk's logits are dropped after use and made anew in the backward pass, so
@@ -71,29 +72,48 @@ def token_logprobs(
     model: the model record.
     temperature: scalar; logits are divided by it before the softmax.
     support: [B, g, T, k] kept ids, or None for the whole vocabulary.
+    ref: the reference's parameters and hidden [B, g, T, D], for the exact KL.
 
   Returns:
-    log-probs [B, g, T] and entropies [B, g, T] in nats, float32.
+    log-probs [B, g, T] and entropies [B, g, T] in nats, float32; with `ref`
+    also KL(π‖π_ref) of the whole distribution at each position.
   """
 
-  @jax.checkpoint
-  def chunk(params: Params, piece: tuple) -> tuple[Array, Array]:
-    hidden, ids, support = piece
+  def distribution(
+    params: Params, hidden: Array, ids: Array, support: Array | None
+  ) -> tuple[Array, Array]:
+    """log π of the token, and of every id that can be drawn: [..., V or k]."""
     x = tempered(transformer.logits(params, hidden, model=model), temperature)
     token = jnp.take_along_axis(x, ids[..., None], axis=-1)[..., 0]
     if support is not None:
       x = gather_support(x, support)
     norm = jax.nn.logsumexp(x, axis=-1)
-    probs = jnp.exp(x - norm[..., None])
-    return token - norm, norm - jnp.sum(probs * x, axis=-1)
+    return token - norm, x - norm[..., None]
 
-  params = {k: v for k, v in params.items() if k in ("embed", "head")}
+  @jax.checkpoint
+  def chunk(params: tuple, piece: tuple) -> tuple[Array, ...]:
+    hidden, ids, support, ref_hidden = piece
+    token, x = distribution(params[0], hidden, ids, support)
+    probs = jnp.exp(x)
+    out = token, -jnp.sum(probs * x, axis=-1)
+    if ref_hidden is None:
+      return out
+    _, y = distribution(params[1], ref_hidden, ids, support)
+    # Ids nobody can draw are -1e30 in both: their difference is not used.
+    gap = jnp.where(probs > 0, x - y, 0.0)
+    return *out, jnp.sum(probs * gap, axis=-1)
+
+  def tables(params: Params) -> Params:
+    return {k: v for k, v in params.items() if k in ("embed", "head")}
+
+  ref_hidden = None if ref is None else ref[1]
+  params = (tables(params), None if ref is None else tables(ref[0]))
   ids = jnp.clip(ids, 0, model.arch.vocab - 1)
   b, g, t, _ = hidden.shape
   per_token = b * g * model.arch.vocab // ways("prompts", "vocab")
   size = max(1, min(t, model.logit_elements // per_token))
   if size == t:
-    return chunk(params, (hidden, ids, support))
+    return chunk(params, (hidden, ids, support, ref_hidden))
 
   count = -(-t // size)
 
@@ -105,8 +125,8 @@ def token_logprobs(
 
   # Once, not in each chunk; its gradient is reduced over devices once as well.
   axes = transformer.axes(model.arch)
-  params = gather(params, {k: axes[k] for k in params})
-  pieces = jax.tree.map(cut, (hidden, ids, support))
+  params = tuple(x and gather(x, {k: axes[k] for k in x}) for x in params)
+  pieces = jax.tree.map(cut, (hidden, ids, support, ref_hidden))
   _, out = jax.lax.scan(
     lambda carry, piece: (carry, chunk(params, piece)), None, pieces
   )
@@ -121,7 +141,8 @@ def rollout_logprobs(
   *,
   model: Model,
   slabs: Slabs | None = None,
-) -> tuple[Array, Array]:
+  ref: Params | None = None,
+) -> tuple[Array, ...]:
   """log π of every completion token under `params`, and π's entropy there.
 
   The distribution is the rollout's own: its temperature and its support.
@@ -132,9 +153,12 @@ def rollout_logprobs(
     model: the model record.
     slabs: a static plan that covers the rollout (see `cover`), or None for
       one slab of G rows and T tokens.
+    ref: parameters of a reference, for the exact KL to it; no gradient flows
+      there.
 
   Returns:
-    log-probs [B, G, T] and entropies [B, G, T], float32, 0 off the lengths.
+    log-probs [B, G, T] and entropies [B, G, T], float32, 0 off the lengths;
+    with `ref` the exact KL of each token's distribution, too.
   """
   _, g, t = rollout.ids.shape
   slabs = slabs or ((g, t),)
@@ -157,14 +181,15 @@ def rollout_logprobs(
       tuple(rows(x, start, count, size) for x in (rollout.ids, rollout.support))
     )
     start += count
-  hidden, _ = transformer.joint(
-    params,
-    rollout.prompts,
-    tuple(
-      completion_inputs(rollout.prompts, ids, heads=False) for ids, _ in pieces
-    ),
-    model=model,
+  inputs = tuple(
+    completion_inputs(rollout.prompts, ids, heads=False) for ids, _ in pieces
   )
+  hidden, _ = transformer.joint(params, rollout.prompts, inputs, model=model)
+  refs: list[tuple[Params, Array] | None] = [None] * len(hidden)
+  if ref is not None:
+    ref = jax.lax.stop_gradient(ref)
+    theirs, _ = transformer.joint(ref, rollout.prompts, inputs, model=model)
+    refs = [(ref, h) for h in theirs]
   out = [
     token_logprobs(
       params,
@@ -173,8 +198,9 @@ def rollout_logprobs(
       model=model,
       temperature=rollout.temperature,
       support=support,
+      ref=other,
     )
-    for h, (ids, support) in zip(hidden, pieces)
+    for h, (ids, support), other in zip(hidden, pieces, refs)
   ]
 
   def restore(parts: list[Array]) -> Array:
@@ -185,7 +211,7 @@ def rollout_logprobs(
       x = jnp.take_along_axis(x, inverse, axis=1)
     return jnp.where(length_mask(rollout.lengths, t), x, 0.0)
 
-  return restore([a for a, _ in out]), restore([b for _, b in out])
+  return tuple(restore(list(column)) for column in zip(*out))
 
 
 def plans(group: int, size: int, cuts: int, buckets: int) -> tuple[Slabs, ...]:

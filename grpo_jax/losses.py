@@ -1,4 +1,4 @@
-"""The parts of a policy objective: ratios, surrogates, KL, token weights.
+"""The parts of a policy objective: ratios and surrogates.
 
 Every function is over completion-aligned arrays [B, G, T] and knows nothing of
 the others. A quantity of a whole sequence is broadcast over its tokens, so the
@@ -11,6 +11,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+from grpo_jax.types import Tokens
 
 # exp is continued by its tangent above this log-ratio, so that value and
 # gradient stay finite and keep their sign however far two policies part.
@@ -27,6 +29,25 @@ def sequence_sum(x: Array, mask: Array) -> Array:
   """Sum over a row's tokens, broadcast back over them: [B, G, T]."""
   total = jnp.sum(jnp.where(mask, x, 0.0), axis=-1, keepdims=True)
   return jnp.broadcast_to(total, x.shape)
+
+
+def row_mean(x: Array, mask: Array) -> Array:
+  """Mean over a row's tokens, broadcast back over them: [B, G, T]."""
+  count = jnp.maximum(jnp.sum(mask, axis=-1, keepdims=True), 1)
+  return sequence_sum(x, mask) / count
+
+
+# --- what a ratio is taken against: Tokens -> log-probs [B, G, T] -----------
+
+
+def old_policy(tokens: Tokens) -> Array:
+  """The policy before the step, scored by the trainer."""
+  return tokens.old
+
+
+def sampler_policy(tokens: Tokens) -> Array:
+  """The sampler, as it said itself when it drew."""
+  return tokens.sampler
 
 
 # --- ratio: (logprobs, old_logprobs, mask) -> [B, G, T] ---------------------
@@ -46,21 +67,43 @@ def sequence_ratio(logprobs: Array, old: Array, mask: Array) -> Array:
   return bounded_exp(sequence_sum(logprobs - old, mask))
 
 
+def geometric_ratio(logprobs: Array, old: Array, mask: Array) -> Array:
+  """s_i = ρ_i^{1/|o_i|}, GSPO (2507.18071) eq. 7."""
+  return bounded_exp(row_mean(logprobs - old, mask))
+
+
+def geometric_token_ratio(logprobs: Array, old: Array, mask: Array) -> Array:
+  """s_{i,t} = sg[s_i] · π_θ/sg[π_θ] at the token, GSPO-token (eq. 14).
+
+  Value and clip are GSPO's; the advantage may differ from token to token.
+  """
+  still = jax.lax.stop_gradient(logprobs)
+  own = jnp.where(mask, logprobs - still, 0.0)
+  return geometric_ratio(still, old, mask) * jnp.exp(own)
+
+
 def log_policy(logprobs: Array, old: Array, mask: Array) -> Array:
   """log π_θ itself, in a ratio's place: REINFORCE, and imitation at Â = 1."""
   del old
   return jnp.where(mask, logprobs, 0.0)
 
 
-# --- surrogate: (ratio, advantages) -> objective, clipped low, clipped high --
+# --- surrogate: (ratio, advantages, tokens) -> objective, clipped low, high --
 
-Surrogate = Callable[[Array, Array], tuple[Array, Array, Array]]
+Clipping = tuple[Array, Array, Array]
+Surrogate = Callable[[Array, Array, Tokens], Clipping]
 
 
-def unclipped(ratio: Array, advantages: Array) -> tuple[Array, Array, Array]:
+def _never(ratio: Array) -> Array:
+  return jnp.zeros(ratio.shape, bool)
+
+
+def unclipped(
+  ratio: Array, advantages: Array, tokens: Tokens | None = None
+) -> Clipping:
   """r Â."""
-  never = jnp.zeros(ratio.shape, bool)
-  return ratio * advantages, never, never
+  del tokens
+  return ratio * advantages, _never(ratio), _never(ratio)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,88 +112,177 @@ class Clipped:
 
   The clip binds on one side only: above for Â > 0, below for Â < 0. The two
   flags mark exactly the tokens whose gradient it removes.
+
+  Attributes:
+    low: ε below.
+    high: ε above.
+    dual: for Â < 0 the objective is at least `dual` Â: dual clip, off by
+      default. INTELLECT-2 takes 4, verl 3 unless told otherwise.
   """
 
   low: float
   high: float
+  dual: float = float("inf")
 
   def __call__(
-    self, ratio: Array, advantages: Array
-  ) -> tuple[Array, Array, Array]:
+    self, ratio: Array, advantages: Array, tokens: Tokens | None = None
+  ) -> Clipping:
+    del tokens
     clipped = jnp.clip(ratio, 1 - self.low, 1 + self.high)
     objective = jnp.minimum(ratio * advantages, clipped * advantages)
     low = (advantages < 0) & (ratio < 1 - self.low)
     high = (advantages > 0) & (ratio > 1 + self.high)
-    return objective, low, high
-
-
-# --- KL to the reference ----------------------------------------------------
-
-
-def k1(log_ratio: Array) -> Array:
-  """-log ρ, with ρ = π_ref/π_θ: unbiased, high variance."""
-  return -log_ratio
-
-
-def k2(log_ratio: Array) -> Array:
-  """½ (log ρ)²."""
-  return 0.5 * jnp.square(log_ratio)
-
-
-def k3(log_ratio: Array) -> Array:
-  """ρ - 1 - log ρ: unbiased, never negative, low variance.
-
-  `log_ratio` is log π_ref - log π_θ, of samples from π_θ (Schulman 2020).
-  Above 20 the exponential goes on as its tangent (see `bounded_exp`).
-  """
-  return bounded_exp(log_ratio) - 1 - log_ratio
+    far = (advantages < 0) & (ratio > self.dual)
+    bound = min(self.dual, 1e30)  # infinity times 0 would be NaN
+    objective = jnp.where(far, bound * advantages, objective)
+    return objective, low, high | far
 
 
 @dataclasses.dataclass(frozen=True)
-class KL:
-  """A KL(π_θ‖π_ref) term in the loss.
+class WeightedLogPolicy:
+  """sg[min(r, 1+high)] Â log π_θ: CISPO (2506.13585) eq. 4.
+
+  No token loses its gradient; a large ratio is bounded instead. On fresh
+  samples the gradient is REINFORCE's; the value is Â log π_θ.
 
   Attributes:
-    estimator: k1, k2 or k3, of log π_ref - log π_θ.
-    coefficient: β.
-    sequence: estimate from the whole sequence's log-ratio, not per token.
-    ratio_weighted: multiply by the algorithm's ratio. With a sequence ratio
-      and a sequence estimator, value and gradient are then those of the exact
-      KL in expectation, also when the sampling policy is old.
+    high: a difference, as in the paper and verl; TRL's is 1 + high.
+    low: the ratio is at least 1 - low; 1 (0 at least) never binds.
   """
 
-  estimator: Callable[[Array], Array]
-  coefficient: float | Array
-  sequence: bool = False
-  ratio_weighted: bool = False
+  high: float
+  low: float = 1.0
 
   def __call__(
-    self, logprobs: Array, ref: Array, ratio: Array, mask: Array
-  ) -> Array:
-    """The estimate at each token, [B, G, T], without the coefficient."""
-    log_ratio = jnp.where(mask, jax.lax.stop_gradient(ref) - logprobs, 0.0)
-    if self.sequence:
-      log_ratio = sequence_sum(log_ratio, mask)
-    value = self.estimator(log_ratio)
-    return ratio * value if self.ratio_weighted else value
+    self, ratio: Array, advantages: Array, tokens: Tokens
+  ) -> Clipping:
+    weight = jnp.clip(ratio, 1 - self.low, 1 + self.high)
+    weight = jax.lax.stop_gradient(weight)
+    logprobs = jnp.where(tokens.mask, tokens.logprobs, 0.0)
+    below, above = ratio < 1 - self.low, ratio > 1 + self.high
+    return weight * advantages * logprobs, below, above
 
 
-# --- token weights: mask -> [B, G, T], fixed before any slicing -------------
+@dataclasses.dataclass(frozen=True)
+class Soft:
+  """4/τ σ(τ(r-1)) Â: SAPO (2511.20347), a gate in the clip's place.
 
+  At r = 1 the value is 2/τ Â and the gradient REINFORCE's.
 
-def sequence_mean(mask: Array) -> Array:
-  """1/|o_i| in each row, and the mean over rows that have a token to train.
-
-  Rows without one (not scored, or masked for being truncated) are not counted.
-  All masked: all 0, so the loss is 0 and finite.
+  Attributes:
+    positive: τ where Â > 0.
+    negative: τ where Â <= 0; larger fades sooner.
   """
-  lengths = jnp.sum(mask, axis=-1, keepdims=True)
-  rows = jnp.sum(lengths > 0)
-  return jnp.where(
-    mask, 1.0 / (jnp.maximum(lengths, 1) * jnp.maximum(rows, 1)), 0.0
-  )
+
+  positive: float = 1.0
+  negative: float = 1.05
+
+  def __call__(
+    self, ratio: Array, advantages: Array, tokens: Tokens | None = None
+  ) -> Clipping:
+    del tokens
+    tau = jnp.where(advantages > 0, self.positive, self.negative)
+    gate = 4 / tau * jax.nn.sigmoid(tau * (ratio - 1))
+    return gate * advantages, _never(ratio), _never(ratio)
 
 
-def token_mean(mask: Array) -> Array:
-  """1/Σ|o|: the mean over all trained tokens of the mini-batch."""
-  return jnp.where(mask, 1.0 / jnp.maximum(jnp.sum(mask), 1), 0.0)
+@dataclasses.dataclass(frozen=True)
+class GeometricClipped:
+  """(∏_t clipped r_t)^{1/|o|} Â, each clipped against Â: GMPO (2507.20673).
+
+  Attributes:
+    bound: of |log r_t|; the paper's clip range is (e^-0.4, e^0.4).
+  """
+
+  bound: float = 0.4
+
+  def __call__(
+    self, ratio: Array, advantages: Array, tokens: Tokens
+  ) -> Clipping:
+    sign = jnp.sign(advantages)
+    log_ratio = jnp.log(ratio)
+    against = jnp.clip(log_ratio, -self.bound, self.bound)
+    kept = jnp.minimum(sign * log_ratio, sign * against) * sign
+    objective = jnp.exp(row_mean(kept, tokens.mask)) * advantages
+    low = (advantages < 0) & (log_ratio < -self.bound)
+    high = (advantages > 0) & (log_ratio > self.bound)
+    return objective, low, high
+
+
+@dataclasses.dataclass(frozen=True)
+class DivergenceMasked:
+  """r Â, 0 where the policy has moved too far already: DPPO (2602.04879).
+
+  A token is left out where π_θ has gone more than `bound` from the sampler's μ
+  in the direction that Â asks for. Total variation: |π_θ - μ| of the token.
+
+  Attributes:
+    bound: 0.15 in the paper.
+  """
+
+  bound: float = 0.15
+
+  def __call__(
+    self, ratio: Array, advantages: Array, tokens: Tokens
+  ) -> Clipping:
+    moved = jnp.exp(tokens.logprobs) - jnp.exp(tokens.sampler)
+    moved = jax.lax.stop_gradient(jnp.where(tokens.mask, moved, 0.0))
+    low = (advantages < 0) & (moved < -self.bound)
+    high = (advantages > 0) & (moved > self.bound)
+    objective = jnp.where(low | high, 0.0, ratio * advantages)
+    return objective, low, high
+
+
+@dataclasses.dataclass(frozen=True)
+class WithoutSelected:
+  """Another surrogate, 0 on the selected tokens: Clip-Cov (2505.22617)."""
+
+  surrogate: Surrogate
+
+  def __call__(
+    self, ratio: Array, advantages: Array, tokens: Tokens
+  ) -> Clipping:
+    objective, low, high = self.surrogate(ratio, advantages, tokens)
+    return jnp.where(tokens.selected, 0.0, objective), low, high
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectedHeld:
+  """Another surrogate, less `coefficient`·|log r| on the selected: KL-Cov."""
+
+  surrogate: Surrogate
+  coefficient: float = 1.0
+
+  def __call__(
+    self, ratio: Array, advantages: Array, tokens: Tokens
+  ) -> Clipping:
+    objective, low, high = self.surrogate(ratio, advantages, tokens)
+    moved = jnp.abs(jnp.where(tokens.mask, tokens.logprobs - tokens.old, 0.0))
+    held = jnp.where(tokens.selected, self.coefficient * moved, 0.0)
+    return objective - held, low, high
+
+
+@dataclasses.dataclass(frozen=True)
+class Preference:
+  """log σ(β [Δlog π_θ - Δlog π_ref]) of a pair: DPO (2305.18290) eq. 7.
+
+  A group of two is a pair; the sign of the advantage says which row is
+  preferred. Log-probs are sums over the sequence. A pair of equal rewards (and
+  so of advantage 0) gives nothing. Weights that are a mean over rows then make
+  the loss the mean over pairs.
+
+  Attributes:
+    beta: 0.1 in the paper.
+  """
+
+  beta: float = 0.1
+
+  def __call__(
+    self, ratio: Array, advantages: Array, tokens: Tokens
+  ) -> Clipping:
+    gain = sequence_sum(tokens.logprobs - tokens.ref, tokens.mask)[..., :1]
+    sign = jnp.sign(jnp.sum(advantages, axis=-1, keepdims=True))
+    margin = jnp.sum(sign * gain, axis=1, keepdims=True)
+    value = jax.nn.log_sigmoid(self.beta * margin)
+    value = jnp.where(sign != 0, value, 0.0)
+    return jnp.broadcast_to(value, ratio.shape), _never(ratio), _never(ratio)

@@ -38,7 +38,8 @@ def buffers(e: Experiment, mesh: jax.sharding.Mesh, phase: str) -> dict:
   ways, split = n["data"] * n["fsdp"], n["fsdp"] * n["tensor"]
   item = model.compute_dtype.itemsize
   params = transformer.parameter_count(arch)
-  copies = 3 + (e.algorithm.kl is not None)
+  own = e.algorithm.critic is not None and not e.algorithm.critic.shared
+  copies = 3 * (1 + own) + (e.algorithm.reference is not None)
   out = {"weights, moments and reference": copies * params * 4 / split}
   prompts, group, tokens = _rows(e, phase)
   prompts /= ways

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_jax.types import Array, Batch
+from grpo_jax.types import Array, Batch, Tokens
 
 Metrics = dict[str, Array]
 
@@ -39,6 +39,17 @@ TABLE: Mapping[str, str] = {
   "kl/ref": "KL(policy||reference) per token, k3 estimate over real tokens;"
   " exact for the loss's policy only while samples are fresh",
   "kl/ref_k1": "the same by k1: unbiased, noisier, may be negative",
+  "kl/exact": "KL(policy||reference) of whole distributions, per token",
+  "kl/scale": "multiple of the KL coefficient that its controller has set",
+  "value/loss": "the critic's part of the loss, coefficient included",
+  "value/mean": "mean value over real tokens",
+  "value/explained_variance": "1 - error of the values / variance of their"
+  " targets; 1 is exact, 0 no better than a constant",
+  "update/selected_frac": "share of tokens that the algorithm singled out",
+  "group/accepted_frac": "share of sampled groups that dynamic sampling found"
+  " useful",
+  "group/surplus": "useful groups sampled beyond what a step trains on",
+  "group/rounds": "rollout batches that dynamic sampling drew for the step",
   "entropy": "of the sampled distribution per token, in nats; like all token"
   " means over the groups the update computed: without a KL term,"
   " micro-batches leave out those without a signal",
@@ -86,12 +97,10 @@ VOLATILE = ("time/", "memory/", "compile/")
 
 def token_sums(
   batch: Batch,
+  tokens: Tokens,
   *,
   loss: Array,
   loss_kl: Array,
-  logprobs: Array,
-  old: Array,
-  entropy: Array,
   ratio: Array,
   clipped: tuple[Array, Array],
 ) -> Metrics:
@@ -99,27 +108,25 @@ def token_sums(
 
   Args:
     batch: the micro-batch.
+    tokens: what the loss saw of it.
     loss: [].
     loss_kl: [].
-    logprobs: [B, G, T] of the policy.
-    old: [B, G, T], what the ratio is taken against.
-    entropy: [B, G, T].
     ratio: [B, G, T], the algorithm's own.
     clipped: two flags [B, G, T], below and above.
   """
-  mask = batch.rollout.mask
+  mask = tokens.mask
 
   def total(x: Array) -> Array:
     return jnp.sum(jnp.where(mask, x, 0))
 
-  gap = jnp.abs(old - batch.rollout.sampler_logprobs)
+  gap = jnp.abs(tokens.old - tokens.sampler)
   sums = {
     "loss": loss,
     "loss_kl": loss_kl,
     "tokens": jnp.sum(mask),
     "weight": jnp.sum(batch.weights),
     "signal": jnp.sum(jnp.abs(batch.weights * batch.advantages)),
-    "entropy": total(entropy),
+    "entropy": total(tokens.entropy),
     "ratio": jnp.sum(batch.weights * ratio),
     "max_ratio": jnp.max(jnp.where(mask, ratio, 0)),
     "clip_low": total(clipped[0]),
@@ -127,11 +134,37 @@ def token_sums(
     "gap": total(gap),
     "max_gap": jnp.max(jnp.where(mask, gap, 0)),
   }
-  if batch.ref_logprobs is not None:
-    k1 = logprobs - batch.ref_logprobs
+  if tokens.ref is not None:
+    k1 = tokens.logprobs - tokens.ref
     sums["kl_k1"] = total(k1)
     sums["kl_k3"] = total(jnp.exp(jnp.minimum(-k1, 20.0)) - 1 + k1)
+  if tokens.exact_kl is not None:
+    sums["kl_exact"] = total(tokens.exact_kl)
+  if tokens.selected is not None:
+    sums["selected"] = total(tokens.selected)
   return sums
+
+
+def value_sums(batch: Batch, values: Array, loss: Array) -> Metrics:
+  """Sums about a critic over a micro-batch's trained tokens.
+
+  Args:
+    batch: the micro-batch.
+    values: [B, G, T], being trained.
+    loss: [], the value loss.
+  """
+  mask, target = batch.rollout.mask, batch.value_targets
+
+  def total(x: Array) -> Array:
+    return jnp.sum(jnp.where(mask, x, 0))
+
+  return {
+    "value_loss": loss,
+    "value": total(values),
+    "value_error": total(jnp.square(target - values)),
+    "value_target": total(target),
+    "value_target_squares": total(jnp.square(target)),
+  }
 
 
 def combine(a: Metrics, b: Metrics) -> Metrics:
@@ -158,6 +191,21 @@ def token_means(sums: Metrics) -> Metrics:
     "sampler/logprob_gap_max": sums["max_gap"],
     "tokens/trained": sums["tokens"],
   }
+  if "kl_exact" in sums:
+    out["kl/exact"] = sums["kl_exact"] / tokens
+  if "selected" in sums:
+    out["update/selected_frac"] = sums["selected"] / tokens
+  if "value_loss" in sums:
+    mean = sums["value_target"] / tokens
+    spread = sums["value_target_squares"] / tokens - jnp.square(mean)
+    out["value/loss"] = sums["value_loss"]
+    out["value/mean"] = sums["value"] / tokens
+    # Targets that are all equal have no variance to explain.
+    out["value/explained_variance"] = jnp.where(
+      spread > 1e-8,
+      1 - sums["value_error"] / tokens / jnp.maximum(spread, 1e-8),
+      0.0,
+    )
   if "kl_k3" in sums:
     out["kl/ref"] = sums["kl_k3"] / tokens
     out["kl/ref_k1"] = sums["kl_k1"] / tokens

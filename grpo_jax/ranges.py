@@ -28,17 +28,12 @@ _AT_LEAST = {
   "batch.slabs": 1,
   "batch.slab_lengths": 1,
   "reward.workers": 0,
-  "sampling.group_size": 2,
+  "sampling.group_size": 1,
   "sampling.max_tokens": 1,
   "sampling.top_k": 0,
   "sampling.max_support": 1,
   "sampling.temperature": 0,
   "sampling.min_p": 0,
-  "algorithm.beta": 0,
-  "algorithm.clip_low": 0,
-  "algorithm.clip_high": 0,
-  "algorithm.ddof": 0,
-  "algorithm.epsilon": 0,
   "optimizer.learning_rate": 0,
   "optimizer.eps": 0,
   "optimizer.weight_decay": 0,
@@ -68,6 +63,19 @@ _FRACTIONS = (
   "optimizer.momentum",
   "optimizer.final_fraction",
   "warmup.final_fraction",
+  "algorithm.gamma",
+  "algorithm.lam",
+  "algorithm.critic_lam",
+  "algorithm.fraction",
+  "algorithm.reference_decay",
+)
+_ABOVE_ZERO = (
+  "algorithm.tokens",
+  "algorithm.alpha",
+  "algorithm.positive",
+  "algorithm.negative",
+  "algorithm.correction_high",
+  "algorithm.kl_target",
 )
 
 
@@ -83,6 +91,13 @@ def check_numbers(flat: Mapping[str, Any]) -> None:
   for key, value in flat.items():
     if isinstance(value, float) and not math.isfinite(value):
       raise UserError(f"{key} {value} must be finite")
+  for key, value in flat.items():  # an algorithm's numbers: none is negative
+    number = isinstance(value, int | float)
+    if key.startswith("algorithm.") and number and value < 0:
+      raise UserError(f"{key} {value} must be at least 0")
+  for key in _ABOVE_ZERO:
+    if flat[key] is not None and flat[key] <= 0:
+      raise UserError(f"{key} {flat[key]} must be above 0")
   for key, low in _AT_LEAST.items():
     if flat[key] is not None and flat[key] < low:
       raise UserError(f"{key} {flat[key]} must be at least {low}")

@@ -19,21 +19,20 @@ import numpy as np
 
 from grpo_jax import __version__, config
 from grpo_jax.build import Built
-from grpo_jax.checkpoint import (
-  DIRECTORY,
-  Checkpoints,
-  Damaged,
-  open_run,
-  parse_run,
-)
+from grpo_jax.checkpoint import DIRECTORY, Checkpoints, Damaged
 from grpo_jax.console import Console
 from grpo_jax.disk import explained, replacing, save_json
 from grpo_jax.errors import UserError
 from grpo_jax.policy import stored_config
 from grpo_jax.records import Records, read_metrics
-from grpo_jax.types import Array, Params, TrainState
-
-REFERENCE = "reference"  # within a workdir; the reference policy, stored once
+from grpo_jax.stored import (
+  REFERENCE,
+  load_parameters,
+  restore_state,
+  root_key,
+  stored_items,
+)
+from grpo_jax.types import TrainState
 
 
 @dataclasses.dataclass
@@ -42,6 +41,7 @@ class Totals:
 
   tokens: int = 0  # completion tokens sampled
   samples: int = 0  # completions sampled
+  batches: int = 0  # of prompts that RL has drawn from its stream
   nonfinite: int = 0  # updates skipped for a loss that is not finite
   nonfinite_in_a_row: int = 0
   dead: int = 0  # updates skipped because no group carried a signal
@@ -96,8 +96,9 @@ class Session:
       "totals": dataclasses.asdict(self.totals),
       "lineage": self.lineage,
       "version": __version__,
+      "controllers": {k: float(v) for k, v in self.state.controllers.items()},
     }
-    items = {"trainable": self.state.trainable, "opt": self.state.opt}
+    items = stored_items(self.state, e)
     self.checkpoints.save(
       self.step,
       items,
@@ -119,10 +120,9 @@ class Session:
 
   def save_reference(self) -> None:
     """Stores the reference policy once, where the algorithm has one."""
-    if self.state.ref is not None:
-      self.checkpoints.save_once(
-        REFERENCE, self.built.experiment.warmup_steps, self.state.ref
-      )
+    e = self.built.experiment
+    if self.state.ref is not None and not e.algorithm.reference.moves:
+      self.checkpoints.save_once(REFERENCE, e.warmup_steps, self.state.ref)
 
   def write_metrics(self, metrics: dict[str, Any]) -> None:
     """Writes this step's numbers, after the outcomes they depend on."""
@@ -206,7 +206,7 @@ def _begin(built: Built) -> dict[str, Any]:
   """The first safe point of a new run."""
   e = built.experiment
   phase = "warmup" if e.warmup_steps else "rl"
-  key, lineage = _root_key(built), None
+  key, lineage = root_key(built), None
   if e.config["init_from"]:
     params, lineage = load_parameters(built, e.config["init_from"])
   else:
@@ -240,24 +240,10 @@ def _restore(built: Built, checkpoints: Checkpoints) -> dict[str, Any] | None:
     refuse_changes(host["config"], e.config)
     shapes = built.shapes[phase_of(step, e.warmup_steps)]
     try:
-      targets = {"trainable": shapes.trainable, "opt": shapes.opt}
-      trees = checkpoints.restore(step, targets)
+      state = restore_state(built, checkpoints, step, shapes, host)
     except Damaged:
       unreadable.append(step)
       continue
-    ref = None
-    if shapes.ref is not None:
-      ref = restore_reference(checkpoints, e.warmup_steps, shapes.ref)
-    state = TrainState(
-      trainable=trees["trainable"],
-      frozen={},
-      ref=ref,
-      opt=trees["opt"],
-      critic=None,
-      controllers={},
-      step=built.put_scalar(step),
-      key=_root_key(built),
-    )
     return {
       "state": state,
       "phase": host["phase"],
@@ -273,74 +259,12 @@ def _restore(built: Built, checkpoints: Checkpoints) -> dict[str, Any] | None:
   return None
 
 
-def _root_key(built: Built) -> Array:
-  key = jax.random.key(built.experiment.config["seed"])
-  return jax.device_put(key, built.replicated())
-
-
 def _last_score(workdir: pathlib.Path) -> tuple[int, float] | None:
   """The last evaluation on record, as `Session.scored`."""
   for line in reversed(read_metrics(workdir)):
     if "eval/sampled" in line:
       return line["step"], line["eval/sampled"]
   return None
-
-
-def restore_reference(
-  checkpoints: Checkpoints, begin: int, shapes: Params
-) -> Params:
-  """The reference policy, or what it is a copy of: the policy RL began with."""
-  try:
-    return checkpoints.restore_once(REFERENCE, begin, shapes)
-  except UserError:
-    if begin not in checkpoints.steps():
-      raise
-  return checkpoints.restore(begin, {"trainable": shapes})["trainable"]
-
-
-def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
-  """Another run's parameters, and where they came from.
-
-  Args:
-    built: whose shapes and shardings are asked for.
-    run: RUN, RUN@STEP or RUN@best.
-
-  Raises:
-    UserError: no such run or step, or parameters of another shape.
-  """
-  directory, which = parse_run(run)
-  with open_run(directory) as other:
-    step = other.find(which)
-    target = {"trainable": built.params_target()}
-    host = other.host(step)
-    same_model(host["config"], built.experiment.config)
-    params = other.restore(step, target)["trainable"]
-  lineage = {
-    "run": os.path.abspath(directory),
-    "step": step,
-    "parent": host.get("lineage"),
-  }
-  return params, lineage
-
-
-def same_model(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-  """Refuses parameters of a model that is computed in another way.
-
-  Shapes alone do not tell: rotary base, norm and tokenizer have none.
-
-  Raises:
-    UserError: naming the keys that differ.
-  """
-  free = ("model.dtype", "model.remat", "model.logit_elements")
-  changed = [
-    text
-    for text in config.differences(theirs, ours)
-    if text.startswith(("model.", "tokenizer:")) and not text.startswith(free)
-  ]
-  if changed:
-    raise UserError(
-      f"that run's model is another ({'; '.join(changed)}); take its values"
-    )
 
 
 def _lock(workdir: pathlib.Path) -> int:

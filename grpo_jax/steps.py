@@ -9,37 +9,17 @@ signal leaves the last finished step untouched.
 """
 
 import dataclasses
-import functools
-import operator
-import time
-from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from grpo_jax import data, metrics, probe
+from grpo_jax import data, metrics, probe, rollouts
 from grpo_jax.build import Built
 from grpo_jax.logprobs import Slabs, cover
 from grpo_jax.rewards.runner import RewardBatch
-from grpo_jax.tasks.base import Completion, Example
-from grpo_jax.types import Batch, Rewards, Rollout, Scores, TrainState
+from grpo_jax.rollouts import Clock, HostRollout, Position
+from grpo_jax.types import Batch, Rewards, Rollout, Scores, TrainState, policy
 from grpo_jax.updates import update_all
-
-
-@dataclasses.dataclass(frozen=True)
-class HostRollout:
-  """What the host keeps of a rollout: numpy arrays and text."""
-
-  examples: list[Example]
-  ordinals: np.ndarray  # [B]
-  prompt_lengths: np.ndarray  # [B]
-  ids: np.ndarray  # [B, G, T]
-  lengths: np.ndarray  # [B, G]
-  truncated: np.ndarray  # [B, G] bool
-  logprobs: np.ndarray  # [B, G, T], the sampler's
-  support: np.ndarray | None  # [B, G, T, k]
-  completions: list[list[Completion]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,59 +30,10 @@ class StepResult:
   metrics: dict[str, Any]
   batch: Any  # of the last update, to inspect one that failed
   groups: list[dict] | None = None
+  batches: int = 0  # of prompts that were drawn from the stream
   samples: int = 0  # completions sampled
   first_error: str = ""
   verdict: probe.Verdict | None = None
-
-
-class Clock:
-  """Seconds of the phases of a step, by name."""
-
-  def __init__(self):
-    self.seconds: dict[str, float] = {}
-    self._last = time.perf_counter()
-
-  def lap(self, name: str) -> None:
-    """Adds the time since the last lap to one phase."""
-    now = time.perf_counter()
-    self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-    self._last = now
-
-
-def fetch(
-  built: Built, rollout: Rollout, examples: list[Example], ordinals: np.ndarray
-) -> HostRollout:
-  """Waits for a rollout and decodes it. Ids are decoded once, for rewards."""
-  built.programs.guard.wait(rollout)
-  prompt_lengths, ids, lengths, truncated, logprobs, support = jax.device_get(
-    (
-      rollout.prompts.lengths,
-      rollout.ids,
-      rollout.lengths,
-      rollout.truncated,
-      rollout.sampler_logprobs,
-      rollout.support,
-    )
-  )
-  decode = built.experiment.tokenizer.decode
-  completions = [
-    [
-      Completion(decode(row[:n].tolist()), int(n), bool(cut))
-      for row, n, cut in zip(*group)
-    ]
-    for group in zip(ids, lengths, truncated)
-  ]
-  return HostRollout(
-    examples,
-    ordinals,
-    prompt_lengths,
-    ids,
-    lengths,
-    truncated,
-    logprobs,
-    support,
-    completions,
-  )
 
 
 def imitate_step(
@@ -134,54 +65,29 @@ def imitate_step(
   return StepResult(state, {"phase": "warmup", **out, **clock.seconds}, batch)
 
 
-def sample_and_reward(
-  built: Built, state: TrainState, stream: data.Stream, index: int, clock: Clock
-) -> tuple[Rollout, HostRollout, RewardBatch]:
-  """The first half of a step: completions and what the task says of them."""
-  guard = built.programs.guard
-  b = built.experiment.batching.prompts_per_step
-  examples, ordinals = stream.batch(index, b)
-  prompts = built.prompts(examples, ordinals)
-  rollout = built.sample(state.params, prompts, state.key, state.step)
-  host = fetch(built, rollout, examples, ordinals)
-  clock.lap("time/sample")
-  step = built.experiment.warmup_steps + index + 1
-  ids = [("rl", step, int(ordinal)) for ordinal in ordinals]
-  rewards = built.runner.score(examples, host.completions, guard.check, ids)
-  clock.lap("time/reward")
-  return rollout, host, rewards
-
-
 def make_batch(
   built: Built,
   state: TrainState,
   rollout: Rollout,
-  rewards: RewardBatch,
+  rewards: Rewards,
   plan: Slabs,
 ) -> Batch:
-  """Reference and old-policy log-probs where needed, then advantages."""
+  """Reference, old-policy and value passes where needed, then advantages."""
   e = built.experiment
-  scores = Scores(
-    logprobs=built.score[plan](state.params, rollout)
-    if e.needs_old_scores
-    else None,
-    ref_logprobs=built.score[plan](state.ref, rollout)
-    if e.algorithm.kl is not None
-    else None,
-  )
-  on_device = built.to_device(
-    Rewards(
-      total=rewards.total,
-      scored=rewards.scored,
-      metric=rewards.success,
-      parts=np.nan_to_num(rewards.parts),
-    )
-  )
-  return built.advantage(on_device, rollout, scores)
+  logprobs = ref = values = None
+  if e.needs_old_scores:
+    logprobs = built.score[plan](policy(state.params), rollout)
+  if e.algorithm.reference is not None:
+    ref = built.score[plan](state.ref, rollout)
+  if e.algorithm.critic is not None:
+    values = built.value(state.trainable, rollout)
+  scores = Scores(logprobs=logprobs, ref_logprobs=ref, values=values)
+  scale = state.controllers.get("kl_scale")
+  return built.advantage(rewards, rollout, scores, scale)
 
 
 def reinforce_step(
-  built: Built, state: TrainState, stream: data.Stream, index: int
+  built: Built, state: TrainState, stream: data.Stream, at: Position
 ) -> StepResult:
   """One step of reinforcement learning.
 
@@ -189,13 +95,15 @@ def reinforce_step(
     built: the programs.
     state: donated to the updates.
     stream: training examples.
-    index: steps of this phase before this one.
+    at: the step, and how far the stream has been read.
   """
   e, guard = built.experiment, built.programs.guard
   clock = Clock()
-  rollout, host, rewards = sample_and_reward(built, state, stream, index, clock)
+  sampled = rollouts.gather(built, state, stream, at, clock)
+  host, rewards = sampled.host, sampled.rewards
   plan = cover(host.lengths, e.batching.slabs)
-  batch = make_batch(built, state, rollout, rewards, plan)
+  on_device = rollouts.device_rewards(built, sampled)
+  batch = make_batch(built, state, sampled.rollout, on_device, plan)
   guard.wait(batch)
   clock.lap("time/score")
   state, sums, parts, computed = update_all(built, state, batch, host.lengths)
@@ -204,29 +112,22 @@ def reinforce_step(
   odd = [i for i, x in enumerate(values) if x["update/nonfinite"]]
   clock.lap("time/update")
   seconds = {**clock.seconds, "time/step": sum(clock.seconds.values())}
+  tokens = sampled.metrics["tokens/sampled"]
   out = {
     "phase": "rl",
-    **metrics.reward_metrics(
-      rewards.total,
-      rewards.scored,
-      rewards.success,
-      rewards.parts,
-      e.task.parts,
-      rewards.errors,
-      int(rewards.timed_out.sum()),
-    ),
-    **metrics.length_metrics(host.lengths, host.truncated),
+    **sampled.metrics,
     **average(values),
     "tokens/computed_frac": computed / real_tokens(host, e.batching.epochs),
     **seconds,
-    "time/tokens_per_second": float(host.lengths.sum() / seconds["time/step"]),
+    "time/tokens_per_second": tokens / seconds["time/step"],
   }
   return StepResult(
     state,
     out,
     parts[odd[0] if odd else -1],
-    groups=stored_groups(host, rewards, np.asarray(batch.advantages)),
-    samples=host.lengths.size,
+    groups=rollouts.stored_groups(sampled, np.asarray(batch.advantages)),
+    batches=sampled.batches,
+    samples=sampled.batches * host.lengths.size,
     first_error=rewards.first_error,
     verdict=probe.verdict(rewards),
   )
@@ -237,29 +138,15 @@ def probe_step(
 ) -> tuple[HostRollout, RewardBatch]:
   """Samples and scores at least `prompts` prompts; trains nothing."""
   b = built.experiment.batching.prompts_per_step
-  parts = [
-    sample_and_reward(built, state, stream, index, Clock())[1:]
-    for index in range(-(-prompts // b))
-  ]
+  parts = []
+  for index in range(-(-prompts // b)):
+    at = Position(built.experiment.warmup_steps + index + 1, index)
+    one = rollouts.sample_and_reward(built, state, stream, at, Clock())
+    parts.append((one.host, one.rewards))
   if len(parts) == 1:
     return parts[0]
   hosts, rewards = zip(*parts)
-  return join(hosts), join(rewards)
-
-
-def join(parts: Sequence[Any]) -> Any:
-  """Records of several rollouts as one: arrays, lists and texts joined."""
-
-  def one(name: str) -> Any:
-    values = [getattr(part, name) for part in parts]
-    if values[0] is None:
-      return None
-    if isinstance(values[0], np.ndarray):
-      return np.concatenate(values)
-    return functools.reduce(operator.add, values)
-
-  names = [field.name for field in dataclasses.fields(parts[0])]
-  return type(parts[0])(**{name: one(name) for name in names})
+  return rollouts.join(hosts), rollouts.join(rewards)
 
 
 def average(values: list[dict[str, float]]) -> dict[str, float]:
@@ -275,45 +162,3 @@ def real_tokens(host: HostRollout, epochs: int) -> float:
   return float(
     epochs * max((host.prompt_lengths - 1).sum() + host.lengths.sum(), 1)
   )
-
-
-def stored_groups(
-  host: HostRollout, rewards: RewardBatch, advantages: np.ndarray
-) -> list[dict]:
-  """A rollout as it is written: one record per prompt, its group inside.
-
-  Args:
-    host: ids, lengths and text.
-    rewards: of each completion.
-    advantages: [B, G, T].
-  """
-  groups = []
-  for b, example in enumerate(host.examples):
-    rows = []
-    for g, completion in enumerate(host.completions[b]):
-      n = completion.tokens
-      scored = bool(rewards.scored[b, g])
-      row = {
-        "text": completion.text,
-        "ids": host.ids[b, g, :n],
-        "logprobs": host.logprobs[b, g, :n],
-        "truncated": completion.truncated,
-        "reward": rewards.total[b, g] if scored else None,
-        "success": rewards.success[b, g] if scored else None,
-        "parts": rewards.parts[b, g],
-        "extracted": rewards.extracted[b][g],
-        "advantage": advantages[b, g, 0],
-      }
-      if host.support is not None:  # without it no later policy can score
-        row["support"] = host.support[b, g, :n]
-      rows.append(row)
-    groups.append(
-      {
-        "ordinal": int(host.ordinals[b]),
-        "id": example.id,
-        "prompt": example.prompt,
-        "answer": example.answer,
-        "completions": rows,
-      }
-    )
-  return groups

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import grpo
+from grpo_jax import grpo, tokens, values
+from grpo_jax.algorithm import Algorithm
+from grpo_jax.apply import controllers
 from grpo_jax.config import Experiment
 from grpo_jax.logprobs import Slabs
 from grpo_jax.models import transformer
@@ -24,6 +26,7 @@ from grpo_jax.types import (
   Scores,
   TrainState,
   length_mask,
+  policy,
   split_prompts,
 )
 
@@ -37,19 +40,24 @@ def init(e: Experiment) -> Callable[..., Any]:
   return fn
 
 
-def begin(optimizer: Optimizer, reference: bool) -> Callable[..., Any]:
+def begin(optimizer: Optimizer, algorithm: Algorithm) -> Callable[..., Any]:
   """params, key, step -> a phase's first state, its optimizer fresh."""
 
   def fn(params: Params, key: Array, step: Array) -> TrainState:
+    # Copies: were they the policy's own buffers, the donated update would
+    # overwrite the reference.
+    ref, trainable = None, params
+    if algorithm.reference is not None:
+      ref = jax.tree.map(jnp.copy, params)
+    if algorithm.critic is not None:
+      shared = algorithm.critic.shared
+      trainable = {**params, "critic": values.init(params, shared)}
     return TrainState(
-      trainable=params,
+      trainable=trainable,
       frozen={},
-      # A copy: were it the policy's own buffers, the donated update would
-      # overwrite the reference.
-      ref=jax.tree.map(jnp.copy, params) if reference else None,
-      opt=optimizer.transform.init(params),
-      critic=None,
-      controllers={},
+      ref=ref,
+      opt=optimizer.transform.init(trainable),
+      controllers=controllers(algorithm),
       step=step,
       key=key,
     )
@@ -77,17 +85,50 @@ def score(e: Experiment, plan: Slabs) -> Callable[..., Any]:
   """params, rollout -> log-probs."""
 
   def fn(params: Params, rollout: Rollout) -> Array:
-    scores = grpo.score(params, rollout, model=e.model, slabs=plan)
+    scores = grpo.score(policy(params), rollout, model=e.model, slabs=plan)
     return scores.logprobs
 
   return fn
 
 
-def advantage(e: Experiment) -> Callable[..., Any]:
-  """rewards, rollout, scores -> a batch."""
+def value(e: Experiment) -> Callable[..., Any]:
+  """params, rollout -> a critic's values."""
 
-  def fn(rewards: Rewards, rollout: Rollout, scores: Scores) -> grpo.Batch:
-    return grpo.advantage(rewards, rollout, scores, algorithm=e.algorithm)
+  def fn(params: Params, rollout: Rollout) -> Array:
+    return values.values(params, rollout, model=e.model)
+
+  return fn
+
+
+def select(e: Experiment) -> Callable[..., Any]:
+  """params, mini-batch -> it, with the tokens that a part singles out."""
+
+  def fn(params: Params, batch: grpo.Batch) -> grpo.Batch:
+    return tokens.select(
+      policy(params), batch, model=e.model, algorithm=e.algorithm
+    )
+
+  return fn
+
+
+def pick(first: Rollout, second: Rollout, index: Array) -> Rollout:
+  """Chosen groups of two rollouts, counted through: [B], [B], [B] -> [B]."""
+
+  def one(a: Array, b: Array) -> Array:
+    return jnp.concatenate((a, b))[index] if a.ndim else a
+
+  return jax.tree.map(one, first, second)
+
+
+def advantage(e: Experiment) -> Callable[..., Any]:
+  """rewards, rollout, scores, multiple of the KL -> a batch."""
+
+  def fn(
+    rewards: Rewards, rollout: Rollout, scores: Scores, kl_scale: Array | None
+  ) -> grpo.Batch:
+    return grpo.advantage(
+      rewards, rollout, scores, algorithm=e.algorithm, kl_scale=kl_scale
+    )
 
   return fn
 
@@ -139,11 +180,19 @@ def cut(e: Experiment) -> Callable[..., Any]:
 
 
 def accumulate(e: Experiment, plan: Slabs) -> Callable[..., Any]:
-  """params, micro-batch, total -> total."""
+  """params, reference where the KL is exact, micro-batch, total -> total."""
 
-  def fn(params: Params, part: grpo.Batch, total: tuple) -> tuple:
+  def fn(
+    params: Params, ref: Params | None, part: grpo.Batch, total: tuple
+  ) -> tuple:
     grads = grpo.gradients(
-      params, {}, part, model=e.model, algorithm=e.algorithm, slabs=plan
+      params,
+      {},
+      part,
+      model=e.model,
+      algorithm=e.algorithm,
+      slabs=plan,
+      ref=ref,
     )
     return grpo.add(total, grads)
 
@@ -151,12 +200,12 @@ def accumulate(e: Experiment, plan: Slabs) -> Callable[..., Any]:
 
 
 def zeros(e: Experiment) -> Callable[..., Any]:
-  """params, micro-batch -> a total of no micro-batches."""
+  """params, reference, micro-batch -> a total of no micro-batches."""
 
-  def fn(params: Params, part: grpo.Batch) -> tuple:
+  def fn(params: Params, ref: Params | None, part: grpo.Batch) -> tuple:
     shapes = jax.eval_shape(
       lambda: grpo.gradients(
-        params, {}, part, model=e.model, algorithm=e.algorithm
+        params, {}, part, model=e.model, algorithm=e.algorithm, ref=ref
       )
     )
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -30,6 +30,7 @@ from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console, interval
 from grpo_jax.errors import OutOfMemory, UserError
 from grpo_jax.records import read_metrics
+from grpo_jax.rollouts import Position
 from grpo_jax.session import Session
 
 NONFINITE_LIMIT = 5  # updates in a row that are not finite end a run
@@ -131,7 +132,8 @@ def train(s: Session, probe_prompts: int = 0) -> int:
     if s.phase == "warmup":
       result = steps.imitate_step(built, s.state, warmup_stream, s.step)
     else:
-      result = steps.reinforce_step(built, s.state, stream, s.step - warmup)
+      at = Position(s.step + 1, s.totals.batches)
+      result = steps.reinforce_step(built, s.state, stream, at)
     record(s, result)
     watch(s, result)
 
@@ -145,6 +147,7 @@ def record(s: Session, result: steps.StepResult) -> None:
     updates = s.built.experiment.batching.updates_per_step
     t.tokens += int(m["tokens/sampled"])
     t.samples += result.samples
+    t.batches += result.batches
     t.without_mixed = 0 if m["group/frac_mixed"] else t.without_mixed + 1
     m["tokens/total"], m["samples/total"] = t.tokens, t.samples
   nonfinite = round(m["update/nonfinite"] * updates)

@@ -53,7 +53,10 @@ class Rewards:
   scored: Array  # [B, G] bool, False: no reward, and no loss on this row
   metric: Array  # [B, G] float32, the task's own success, for filters and logs
   parts: Array  # [B, G, C] float32, named components, for logs
-  per_token: Array | None = None  # [B, G, T] float32
+  per_token: Array | None = None  # [B, G, T] float32, of steps, beside total
+  steps: Array | None = None  # [B, G, T] bool, the last token of each step
+  baseline: Array | None = None  # [B] float32, the likeliest completion's
+  penalty: Array | None = None  # [B, G, T] float32, KL and length, shaped in
 
 
 @struct.dataclass
@@ -76,7 +79,28 @@ class Batch:
   weights: Array  # [B, G, T] float32, fixed before any slicing; 0 off the mask
   old_logprobs: Array | None = None  # [B, G, T] float32; None: this policy's
   ref_logprobs: Array | None = None  # [B, G, T] float32
-  value_targets: Array | None = None  # [B, G, T+1] float32
+  selected: Array | None = None  # [B, G, T] bool, tokens a part singled out
+  value_targets: Array | None = None  # [B, G, T] float32
+  old_values: Array | None = None  # [B, G, T] float32, when it was sampled
+  kl_scale: Array | None = None  # [] float32, the controller's; None: 1
+
+
+@struct.dataclass
+class Tokens:
+  """What a loss knows of each completion token, all [B, G, T].
+
+  The gradient flows through `logprobs`, `entropy` and `exact_kl`.
+  """
+
+  logprobs: Array  # of the policy being trained
+  old: Array  # of the policy before the step; on fresh samples the same
+  sampler: Array  # of the sampler that drew them
+  advantages: Array
+  mask: Array  # bool
+  entropy: Array  # of the policy's distribution there
+  ref: Array | None = None  # of the reference
+  exact_kl: Array | None = None  # over the whole vocabulary
+  selected: Array | None = None  # bool
 
 
 @struct.dataclass
@@ -91,8 +115,7 @@ class TrainState:
   frozen: Params
   ref: Params | None
   opt: Any
-  critic: Params | None
-  controllers: dict[str, Array]
+  controllers: dict[str, Array]  # numbers that steer, such as a KL's multiple
   step: Array  # [] int32, finished steps, warm-up steps included
   key: Array  # [] typed PRNG key, never advanced: streams are folded in
 
@@ -100,6 +123,11 @@ class TrainState:
   def params(self) -> Params:
     """The whole parameter tree: trainable and frozen parts merged."""
     return merge(self.frozen, self.trainable)
+
+
+def policy(params: Params) -> Params:
+  """The policy's own parameters: what a critic has beside them left out."""
+  return {k: v for k, v in params.items() if k != "critic"}
 
 
 def merge(base: Params, over: Params) -> Params:

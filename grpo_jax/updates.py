@@ -37,17 +37,20 @@ def update_all(
   """
   e = built.experiment
   b, guard = e.batching, built.programs.guard
-  # Without a KL term a group whose advantages are all 0 has no gradient.
+  # With no other term a group whose advantages are all 0 has no gradient.
   trains = np.ones(len(lengths), bool)
-  if e.algorithm.kl is None and b.micro_batches > 1:
+  if not e.algorithm.moves_without_advantage and b.micro_batches > 1:
     trains = (np.asarray(batch.advantages) != 0).any(axis=(1, 2))
-  sums, parts, computed, part = [], [], 0.0, batch
+  sums, parts, computed = [], [], 0.0
   with contextlib.ExitStack() as shield:
     for update in range(b.updates_per_step):
       which = update % b.minibatches
       rows = slice(which, None, b.minibatches)
+      part = batch
       if b.minibatches > 1:
         part = built.minibatch(batch, built.put_scalar(which))
+      if e.algorithm.select is not None:
+        part = built.select(state.trainable, part)
       last = built.put_scalar(int(update == b.updates_per_step - 1))
       if b.micro_batches == 1:
         plan = cover(lengths[rows], b.slabs)
@@ -95,6 +98,7 @@ def gradients(
     order = np.argsort(~trains, kind="stable")
     count = max(1, -(-int(trains.sum()) // size))
   total, computed = None, 0.0
+  ref = state.ref if built.experiment.algorithm.exact_kl else None
   for i in range(count):
     index = order[i * size : (i + 1) * size].astype(np.int32)
     if built.ways == 1:
@@ -102,10 +106,11 @@ def gradients(
     else:
       micro = built.cut(part, built.put_scalar(i))
     if total is None:
-      total = built.zeros(state.trainable, micro)
+      total = built.zeros(state.trainable, ref, micro)
     plan = cover(lengths[index], b.slabs)
     computed += positions(built, size, plan)
-    total = guard.wait(built.accumulate[plan](state.trainable, micro, total))
+    program = built.accumulate[plan]
+    total = guard.wait(program(state.trainable, ref, micro, total))
   return total, computed
 
 

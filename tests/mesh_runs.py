@@ -19,6 +19,7 @@ from experiments import base
 from grpo_jax import algorithms, build, config, data, sharding, steps
 from grpo_jax.compile import Programs
 from grpo_jax.preemption import Guard
+from grpo_jax.rollouts import Position
 
 ONE = (1, 1, 1)
 MESHES = ((8, 1, 1), (2, 2, 2), (1, 2, 4))
@@ -129,7 +130,8 @@ class Run:
       score = built.score[WHOLE]
       self.first = np.asarray(score(self.state.params, self.rollout))
       for index in range(2):
-        result = steps.reinforce_step(built, self.state, stream(built), index)
+        at = Position(index + 1, index)
+        result = steps.reinforce_step(built, self.state, stream(built), at)
         self.state = result.state
         self.results.append(result)
     self.logprobs = np.asarray(score(self.state.params, self.rollout))
@@ -157,7 +159,8 @@ class Run:
     built = dataclasses.replace(
       own, **{name: getattr(self.built, name) for name in shared}
     )
-    return steps.reinforce_step(built, start(built, "rl"), stream(built), 0)
+    at = Position(1, 0)
+    return steps.reinforce_step(built, start(built, "rl"), stream(built), at)
 
 
 def host(tree):

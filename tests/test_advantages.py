@@ -127,7 +127,7 @@ def test_presets_carry_the_documented_constants():
   for name, want in by.items():
     made = algorithms.ALGORITHMS[name]()
     np.testing.assert_allclose(
-      toys.jit(made.advantage)(rewards, scored), want, atol=1e-6
+      toys.jit(made.advantage.fn)(rewards, scored), want, atol=1e-6
     )
   # With equal weights everywhere, imitation pushes every scored row up.
   assert (np.asarray(advantages.ones(rewards, ~scored)) == 0).all()

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 import toys
 
-from grpo_jax import grpo, losses
+from grpo_jax import grpo, losses, token_weights
 from grpo_jax.algorithms import grpo as grpo_clipped
 from grpo_jax.algorithms import grpo_sequence
+from grpo_jax.kl import KL, k1, k2, k3
 from grpo_jax.logprobs import rollout_logprobs
 from grpo_jax.models.architecture import Architecture, Model
 from grpo_jax.types import Scores, length_mask
@@ -39,9 +40,9 @@ def x64():
 # --- a table of logits per prompt and prefix, in float64 ---------------------
 
 
-def table_source(params, rollout, *, model, slabs=None):
+def table_source(params, rollout, *, model, slabs=None, ref=None):
   """Log-probs of a softmax table [PROMPTS, SIZE, VOCAB^(SIZE-1), VOCAB]."""
-  del model, slabs
+  del model, slabs, ref
   powers = VOCAB ** jnp.arange(SIZE)
   digits = rollout.ids * powers[None, None]
   code = jnp.cumsum(digits, -1) - digits  # the tokens before t
@@ -176,12 +177,12 @@ def test_value_and_gradient_are_exact(group, off_policy, x64, monkeypatch):
 def test_the_common_variants_are_not_exact(x64, monkeypatch):
   # The test above has the power to tell them apart.
   variants = {
-    "k3 per token": {"kl": losses.KL(losses.k3, 0.3)},
-    "k3 of the sequence": {"kl": losses.KL(losses.k3, 0.3, sequence=True)},
-    "k2 of the sequence": {"kl": losses.KL(losses.k2, 0.3, sequence=True)},
-    "ρ k3 per token": {"kl": losses.KL(losses.k3, 0.3, ratio_weighted=True)},
+    "k3 per token": {"kl": KL(k3, 0.3)},
+    "k3 of the sequence": {"kl": KL(k3, 0.3, sequence=True)},
+    "k2 of the sequence": {"kl": KL(k2, 0.3, sequence=True)},
+    "ρ k3 per token": {"kl": KL(k3, 0.3, ratio_weighted=True)},
     "token ratio": {"ratio": losses.token_ratio},
-    "token mean": {"weights": losses.token_mean},
+    "token mean": {"weights": token_weights.token_mean},
     "divided by std": {"advantage": grpo_clipped().advantage},
   }
   algorithms = [
@@ -195,7 +196,7 @@ def test_the_common_variants_are_not_exact(x64, monkeypatch):
 
 
 def test_k1_carried_by_the_ratio_is_exact_too(x64, monkeypatch):
-  kl = losses.KL(losses.k1, 0.3, sequence=True, ratio_weighted=True)
+  kl = KL(k1, 0.3, sequence=True, ratio_weighted=True)
   algorithm = dataclasses.replace(grpo_sequence(), kl=kl)
   [(value, gradient)] = expected_losses(monkeypatch, [algorithm], 2, True)
   want, slope = exact_loss(2, 0.3, True)

@@ -9,6 +9,7 @@ from experiments import base
 from grpo_jax import build, config, data, sharding, steps
 from grpo_jax.compile import Programs
 from grpo_jax.preemption import Guard
+from grpo_jax.rollouts import Position
 from grpo_jax.tasks.base import Example, Reward, Task, question_id
 
 
@@ -58,7 +59,9 @@ def test_a_short_run_learns(built, state):
   stream = data.Stream(built.experiment.task.split("train"), 0, "rl")
   rewards = []
   for index in range(40):
-    result = steps.reinforce_step(built, state, stream, index)
+    result = steps.reinforce_step(
+      built, state, stream, Position(index + 1, index)
+    )
     state = result.state
     rewards.append(result.metrics["reward/mean"])
   assert np.mean(rewards[:5]) < 0.3
@@ -89,7 +92,9 @@ def test_golden_step(built, state):
   # The second step: the first one's update is in it.
   stream = data.Stream(built.experiment.task.split("train"), 0, "rl")
   for index in range(2):
-    result = steps.reinforce_step(built, state, stream, index)
+    result = steps.reinforce_step(
+      built, state, stream, Position(index + 1, index)
+    )
     state = result.state
   for name, want in GOLDEN.items():
     got = result.metrics[name]
@@ -101,7 +106,7 @@ def test_golden_step(built, state):
 def test_the_trainer_sees_the_sampled_ids(built, state):
   """Text is for rewards alone: a random policy's bytes are often not UTF-8."""
   stream = data.Stream(built.experiment.task.split("train"), 0, "rl")
-  result = steps.reinforce_step(built, state, stream, 0)
+  result = steps.reinforce_step(built, state, stream, Position(1, 0))
   tokenizer = built.experiment.tokenizer
   trained, again = np.asarray(result.batch.rollout.ids), []
   for b, group in enumerate(result.groups):

@@ -79,7 +79,6 @@ def test_what_an_update_holds_is_bounded(slabs, elements):
       frozen={},
       ref=None,
       opt=how.transform.init(params),
-      critic=None,
       controllers={},
       step=jnp.int32(0),
       key=None,

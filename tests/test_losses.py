@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from grpo_jax import algorithms, grpo, losses
+from grpo_jax import token_weights as tw
+from grpo_jax.kl import KL, k1, k2, k3
 from grpo_jax.types import Scores
 
 LENGTHS = [[1, 3], [2, 0]]
@@ -63,15 +65,15 @@ def test_the_two_sides_have_bounds_of_their_own():
 
 def test_k3_and_its_direction():
   # A16 (ii), (iii): by the policy's log-prob, 1 - exp(ref - policy).
-  kl = losses.KL(losses.k3, 1.0)
+  kl = KL(k3, 1.0)
   policy, ref, mask = row(-1.0, -1.5), row(-1.5, -1.0), row(1, 1) > 0
   value, gradient = slope(kl, policy, ref, row(1, 1), mask)
   np.testing.assert_allclose(value, row(0.106531, 0.148721), atol=1e-6)
   np.testing.assert_allclose(gradient, row(0.393469, -0.648721), atol=1e-6)
-  k1, _ = slope(losses.KL(losses.k1, 1.0), policy, ref, row(1, 1), mask)
-  k2, _ = slope(losses.KL(losses.k2, 1.0), policy, ref, row(1, 1), mask)
-  np.testing.assert_allclose(k1, row(0.5, -0.5), atol=1e-6)
-  np.testing.assert_allclose(k2, row(0.125, 0.125), atol=1e-6)
+  estimate1, _ = slope(KL(k1, 1.0), policy, ref, row(1, 1), mask)
+  estimate2, _ = slope(KL(k2, 1.0), policy, ref, row(1, 1), mask)
+  np.testing.assert_allclose(estimate1, row(0.5, -0.5), atol=1e-6)
+  np.testing.assert_allclose(estimate2, row(0.125, 0.125), atol=1e-6)
   # No gradient flows to the reference.
   by_ref = jax.grad(lambda r: kl(policy, r, row(1, 1), mask).sum())(ref)
   assert (np.asarray(by_ref) == 0).all()
@@ -81,7 +83,7 @@ def test_k3_and_its_direction():
 @pytest.mark.parametrize("weighted", [False, True])
 def test_nothing_overflows_however_far_two_policies_part(gap, weighted):
   # A16 (i): above a log-ratio of 20 the exponential goes on as its tangent.
-  kl = losses.KL(losses.k3, 1.0, sequence=weighted, ratio_weighted=weighted)
+  kl = KL(k3, 1.0, sequence=weighted, ratio_weighted=weighted)
   mask = row(1, 1) > 0
 
   def loss(policy):
@@ -107,14 +109,14 @@ def test_the_bound_joins_smoothly():
 
 
 def test_weights_by_hand():
-  w = np.asarray(losses.sequence_mean(MASK))
+  w = np.asarray(tw.sequence_mean(MASK))
   # Three rows have a token; the empty one is not counted.
   np.testing.assert_allclose(w[0, 0], [1 / 3, 0, 0, 0], rtol=1e-6)
   np.testing.assert_allclose(w[0, 1], [1 / 9] * 3 + [0], rtol=1e-6)
   np.testing.assert_allclose(w[1, 0], [1 / 6] * 2 + [0, 0], rtol=1e-6)
   assert (w[1, 1] == 0).all()
-  np.testing.assert_allclose(losses.token_mean(MASK), MASK / 6, rtol=1e-6)
-  for weights in (losses.sequence_mean, losses.token_mean):
+  np.testing.assert_allclose(tw.token_mean(MASK), MASK / 6, rtol=1e-6)
+  for weights in (tw.sequence_mean, tw.token_mean):
     none = np.asarray(weights(MASK & False))
     assert (none == 0).all()
     # Padding changes nothing.
@@ -126,7 +128,10 @@ def test_accumulation_does_not_rescale():
   # A13: rows of one token (loss 4θ) and three (loss 0), as one batch.
   mask = np.arange(3) < np.array([[[1]], [[3]]])
   loss = np.array([4.0, 0.0])[:, None, None] * mask
-  for weights, want in ((losses.token_mean, 1), (losses.sequence_mean, 2)):
+  for weights, want in (
+    (tw.token_mean, 1),
+    (tw.sequence_mean, 2),
+  ):
     w = np.asarray(weights(mask))
     assert abs((w * loss).sum() - want) < 1e-6
     pieces = (w[:1] * loss[:1]).sum() + (w[1:] * loss[1:]).sum()
@@ -139,8 +144,8 @@ def test_every_term_has_the_same_mask():
   policy = np.array([[[1, 1, 5, 5]], [[2, 5, 5, 5]]], np.float32)
   kl = np.array([[[0.2, 0.4, 9, 9]], [[0.6, 9, 9, 9]]], np.float32)
   for weights, want in (
-    (losses.sequence_mean, 1.545),
-    (losses.token_mean, 1.373333),
+    (tw.sequence_mean, 1.545),
+    (tw.token_mean, 1.373333),
   ):
     total = np.sum(np.asarray(weights(mask)) * (policy + 0.1 * kl))
     assert abs(total - want) < 1e-6

@@ -17,6 +17,7 @@ from grpo_jax.console import Console
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import cover
 from grpo_jax.models import transformer
+from grpo_jax.rollouts import Position
 from grpo_jax.session import open_session
 
 every_mesh = pytest.mark.parametrize("sizes", MESHES, ids=str)
@@ -274,7 +275,7 @@ def test_a_step_moves_nothing_unasked(run_on, sizes):
     jax.transfer_guard_host_to_device("disallow"),
     jax.transfer_guard_device_to_device("disallow"),
   ):
-    steps.reinforce_step(built, state, mesh_runs.stream(built), 0)
+    steps.reinforce_step(built, state, mesh_runs.stream(built), Position(1, 0))
 
 
 def test_key_value_heads_may_be_whole_on_every_device(run_on):
@@ -346,14 +347,17 @@ def test_a_run_goes_on_upon_another_mesh(run_on, tmp_path):
     session.save_reference()
     for index in range(2):
       result = steps.reinforce_step(
-        there.built, session.state, mesh_runs.stream(there.built), index
+        there.built,
+        session.state,
+        mesh_runs.stream(there.built),
+        Position(index + 1, index),
       )
       session.state, session.step = result.state, index + 1
     session.save()
     session.checkpoints.wait()
     saved = host(session.state)
     third = steps.reinforce_step(
-      there.built, session.state, mesh_runs.stream(there.built), 2
+      there.built, session.state, mesh_runs.stream(there.built), Position(3, 2)
     )
   with open_session(one.built, str(workdir), console) as session:
     assert (session.phase, session.step) == ("rl", 2)
@@ -362,6 +366,6 @@ def test_a_run_goes_on_upon_another_mesh(run_on, tmp_path):
     where = {x.sharding.mesh.size for x in jax.tree.leaves(session.state)}
     assert where == {1}
     result = steps.reinforce_step(
-      one.built, session.state, mesh_runs.stream(one.built), 2
+      one.built, session.state, mesh_runs.stream(one.built), Position(3, 2)
     )
   assert_close(computed(result.metrics), computed(third.metrics), 1e-5, 1e-4)

@@ -9,15 +9,18 @@ import pytest
 
 from experiments import base
 from grpo_jax import algorithms, build, config, data, sharding, steps
+from grpo_jax.advantages import Outcome
+from grpo_jax.algorithm import Algorithm
 from grpo_jax.compile import Programs
 from grpo_jax.preemption import Guard
+from grpo_jax.rollouts import Position
 
 
-def fixed_baseline() -> algorithms.Algorithm:
+def fixed_baseline() -> Algorithm:
   """Advantages that are not relative to a group: equal rewards train too."""
   return dataclasses.replace(
     algorithms.grpo(beta=0.0),
-    advantage=lambda r, scored: jnp.where(scored, r - 0.25, 0.0),
+    advantage=Outcome(lambda r, scored: jnp.where(scored, r - 0.25, 0.0)),
   )
 
 
@@ -45,7 +48,7 @@ def one_step(algorithm, micro):
     key = jax.device_put(jax.random.key(0), built.replicated())
     state = built.begin["rl"](built.init(key), key, built.put_scalar(0))
     stream = data.Stream(e.task.split("train"), 0, "rl")
-    return steps.reinforce_step(built, state, stream, 0)
+    return steps.reinforce_step(built, state, stream, Position(1, 0))
 
 
 @pytest.mark.parametrize("algorithm", ["test_micro_batches:fixed_baseline"])

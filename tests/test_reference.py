@@ -72,6 +72,7 @@ def follow(e, built):
       logprobs=built.score[plan](state.params, rollout),
       ref_logprobs=built.score[plan](state.ref, rollout),
     ),
+    None,
   )
   out["seen"], out["policy"], out["deleted"] = [], [], []
   for last in (0, 1):

@@ -9,15 +9,22 @@ import numpy as np
 import pytest
 import toys
 
-from grpo_jax import algorithms, grpo, losses, metrics, optimizer
+from grpo_jax import (
+  algorithms,
+  baselines,
+  grpo,
+  metrics,
+  optimizer,
+)
+from grpo_jax import token_weights as tw
 from grpo_jax.types import Scores, TrainState
 
 B, G, T = 4, 3, 5
 
 
-def row_source(params, rollout, *, model, slabs=None):
+def row_source(params, rollout, *, model, slabs=None, ref=None):
   """The parameters are the log-probs of each prompt's group, by ordinal."""
-  del model, slabs
+  del model, slabs, ref
   logprobs = params["logprobs"][rollout.prompts.ordinals]
   return logprobs, 0.5 * jnp.abs(logprobs)
 
@@ -58,7 +65,6 @@ def fresh(params, how=SGD):
     frozen={},
     ref=None,
     opt=opt,
-    critic=None,
     controllers={},
     step=jnp.int32(3),
     key=jax.random.key(0),
@@ -135,7 +141,7 @@ def gradient(before, after):
   "algorithm,cuts",
   [
     (GRPO, (2, 4)),
-    (dataclasses.replace(GRPO, weights=losses.token_mean), (4,)),
+    (dataclasses.replace(GRPO, weights=tw.token_mean), (4,)),
     (SEQUENCE, (4,)),
   ],
   ids=["sequence mean", "token mean", "sequence ratio"],
@@ -206,9 +212,9 @@ def test_a_loss_of_zero_still_trains(monkeypatch):
 
   monkeypatch.setattr(grpo, "rollout_logprobs", softmax_source)
   for rows, weights, want in (
-    ([[[0], [1]]], losses.sequence_mean, 0.0),
-    ([[[0], [1, 1, 1]]], losses.sequence_mean, 0.0),
-    ([[[0], [1, 1, 1]]], losses.token_mean, 0.353553),
+    ([[[0], [1]]], tw.sequence_mean, 0.0),
+    ([[[0], [1, 1, 1]]], tw.sequence_mean, 0.0),
+    ([[[0], [1, 1, 1]]], tw.token_mean, 0.353553),
   ):
     rollout = toys.pack_rollout(toys.pack_prompts([[1]]), rows)
     algorithm = dataclasses.replace(
@@ -338,14 +344,16 @@ def test_a_mini_batch_is_weighed_by_itself(case):
       )
     np.testing.assert_array_equal(part.rollout.ids, batch.rollout.ids[rows])
     np.testing.assert_allclose(
-      part.weights, losses.sequence_mean(batch.rollout.mask[rows]), rtol=1e-6
+      part.weights,
+      tw.sequence_mean(batch.rollout.mask[rows]),
+      rtol=1e-6,
     )
     assert part.rollout.temperature == 1
   assert sorted(seen) == [0, 1, 2, 3]
 
 
 def test_imitation_is_maximum_likelihood(case):
-  algorithm = algorithms.imitation()
+  algorithm = baselines.imitation()
   ones = dataclasses.replace(case, rewards=np.ones((B, G)))
   before, after, seen, batch = run(ones, algorithm, old=False)
   weights = np.asarray(batch.weights)

@@ -155,9 +155,9 @@ def exact(batch, probability):
   return batch.replace(weights=batch.weights * share[:, None, None])
 
 
-def array_source(params, rollout, *, model, slabs=None):
+def array_source(params, rollout, *, model, slabs=None, ref=None):
   """Stands in for `rollout_logprobs`: the parameters are the log-probs."""
-  del model, slabs
+  del model, slabs, ref
   return params["logprobs"], params["logprobs"] * 0
 
 

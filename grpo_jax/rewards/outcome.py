@@ -133,7 +133,22 @@ def checked(value: Any) -> Reward:
       for name, part in value.parts.items()
     },
     extracted,
+    steps=_steps(value.steps),
   )
+
+
+def _steps(steps: Any) -> tuple[tuple[int, float], ...]:
+  """Rewards of steps, their ends rising."""
+  try:
+    out = [(int(end), _finite("a step's reward", x)) for end, x in steps]
+  except (TypeError, ValueError) as error:
+    raise NotAScore(
+      f"steps is {_kind(steps)}, not pairs of (end, reward)"
+    ) from error
+  ends = [end for end, _ in out]
+  if ends != sorted(set(ends)) or (ends and ends[0] < 1):
+    raise NotAScore(f"ends of steps {ends[:8]} must rise from 1 on")
+  return tuple(out)
 
 
 def _finite(name: str, value: Any) -> float:

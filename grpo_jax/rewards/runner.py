@@ -39,6 +39,7 @@ class RewardBatch:
     timed_out: [B, G] bool; not scored because a function met its time limit.
     errors: number of rows not scored.
     first_error: why the first of them was not; '' if there is none.
+    steps: rewards of each completion's steps (`Reward.steps`).
   """
 
   total: np.ndarray
@@ -49,6 +50,7 @@ class RewardBatch:
   timed_out: np.ndarray
   errors: int
   first_error: str
+  steps: list[list[tuple[tuple[int, float], ...]]] | None = None
 
 
 def score_batch(
@@ -273,6 +275,9 @@ class Runner:
       timed_out=grid((row.timed_out for row in results), bool),
       errors=len(lost),
       first_error=first_error,
+      steps=[
+        [row.steps for row in results[i * g : (i + 1) * g]] for i in range(b)
+      ],
     )
 
 
@@ -287,6 +292,7 @@ class _Row:
   error: str = ""
   timed_out: bool = False
   incidental: bool = False
+  steps: tuple[tuple[int, float], ...] = ()
 
   @classmethod
   def of(cls, task, functions, outcomes: Sequence[Outcome]) -> "_Row":
@@ -322,6 +328,7 @@ class _Row:
       reward.total if reward.success is None else reward.success,
       tuple(math.nan if v is None else v for v in values),
       reward.extracted,
+      steps=tuple(reward.steps),
     )
 
 
@@ -333,6 +340,8 @@ def _sum(task: Task, functions: Sequence, rewards: Sequence[Reward]) -> Reward:
     {f.name: f.weight for f in functions},
     next((r.extracted for r in rewards if r.extracted is not None), None),
   )
+  steps = next((r.steps for r in rewards if r.steps), ())
+  total = dataclasses.replace(total, steps=steps)
   if not task.success:
     return total
   chosen = by_name[task.success]

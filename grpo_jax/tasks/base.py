@@ -66,6 +66,9 @@ class Reward:
     parts: one value per name in `Task.parts`; None where a part abstains.
     extracted: the answer that was read from the text; None if none was found.
     error: why `total` is None.
+    steps: rewards of the completion's steps, for process supervision: (number
+      of characters of the text up to the step's end, its reward) each, in the
+      order of the text.
   """
 
   total: float | None
@@ -73,6 +76,7 @@ class Reward:
   parts: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
   extracted: str | None = None
   error: str | None = None
+  steps: Sequence[tuple[int, float]] = ()
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,130 @@
+"""A train state as checkpoints hold it, and how it is read back."""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from grpo_jax import config
+from grpo_jax.build import Built
+from grpo_jax.checkpoint import Checkpoints, open_run, parse_run
+from grpo_jax.config import Experiment
+from grpo_jax.errors import UserError
+from grpo_jax.types import Array, Params, TrainState, policy
+
+REFERENCE = "reference"  # within a workdir; the reference policy, stored once
+
+
+def stored_items(state: TrainState, e: Experiment) -> dict[str, Any]:
+  """What a checkpoint holds of a state, or abstract what it is to hold.
+
+  The critic apart, so that a policy is read without it; the reference where it
+  moves, else it is stored once.
+  """
+  items = {"trainable": policy(state.trainable), "opt": state.opt}
+  if "critic" in state.trainable:
+    items["critic"] = state.trainable["critic"]
+  if state.ref is not None and e.algorithm.reference.moves:
+    items["ref"] = state.ref
+  return items
+
+
+def restore_state(
+  built: Built,
+  checkpoints: Checkpoints,
+  step: int,
+  shapes: TrainState,
+  host: dict[str, Any],
+) -> TrainState:
+  """The state that a checkpoint holds.
+
+  Args:
+    built: the programs.
+    checkpoints: where from.
+    step: which.
+    shapes: the abstract state of its phase.
+    host: its record.
+  """
+  e = built.experiment
+  trees = checkpoints.restore(step, stored_items(shapes, e))
+  trainable, ref = trees["trainable"], trees.get("ref")
+  if "critic" in trees:
+    trainable = {**trainable, "critic": trees["critic"]}
+  if shapes.ref is not None and ref is None:
+    ref = restore_reference(checkpoints, e.warmup_steps, shapes.ref)
+  return TrainState(
+    trainable=trainable,
+    frozen={},
+    ref=ref,
+    opt=trees["opt"],
+    controllers={
+      name: built.to_device(np.asarray(host["controllers"][name], x.dtype))
+      for name, x in shapes.controllers.items()
+    },
+    step=built.put_scalar(step),
+    key=root_key(built),
+  )
+
+
+def root_key(built: Built) -> Array:
+  """The key that every stream of a run is folded into."""
+  key = jax.random.key(built.experiment.config["seed"])
+  return jax.device_put(key, built.replicated())
+
+
+def restore_reference(
+  checkpoints: Checkpoints, begin: int, shapes: Params
+) -> Params:
+  """The reference policy, or what it is a copy of: the policy RL began with."""
+  try:
+    return checkpoints.restore_once(REFERENCE, begin, shapes)
+  except UserError:
+    if begin not in checkpoints.steps():
+      raise
+  return checkpoints.restore(begin, {"trainable": shapes})["trainable"]
+
+
+def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
+  """Another run's parameters, and where they came from.
+
+  Args:
+    built: whose shapes and shardings are asked for.
+    run: RUN, RUN@STEP or RUN@best.
+
+  Raises:
+    UserError: no such run or step, or parameters of another shape.
+  """
+  directory, which = parse_run(run)
+  with open_run(directory) as other:
+    step = other.find(which)
+    target = {"trainable": built.params_target()}
+    host = other.host(step)
+    same_model(host["config"], built.experiment.config)
+    params = other.restore(step, target)["trainable"]
+  lineage = {
+    "run": os.path.abspath(directory),
+    "step": step,
+    "parent": host.get("lineage"),
+  }
+  return params, lineage
+
+
+def same_model(theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+  """Refuses parameters of a model that is computed in another way.
+
+  Shapes alone do not tell: rotary base, norm and tokenizer have none.
+
+  Raises:
+    UserError: naming the keys that differ.
+  """
+  free = ("model.dtype", "model.remat", "model.logit_elements")
+  changed = [
+    text
+    for text in config.differences(theirs, ours)
+    if text.startswith(("model.", "tokenizer:")) and not text.startswith(free)
+  ]
+  if changed:
+    raise UserError(
+      f"that run's model is another ({'; '.join(changed)}); take its values"
+    )
