@@ -187,7 +187,6 @@ def build(e: Experiment, programs: Programs) -> Built:
   }
   init = traced.init(e)
   b, s = e.batching, e.sampling
-  likeliest = dataclasses.replace(s, group_size=1, temperature=0.0)
   size = f"B={b.prompts_per_step} G={s.group_size} P={e.prompt_width}"
   size += f" T={s.max_tokens}"
   micro = size.replace(f"={b.prompts_per_step} ", f"={b.micro_batch_prompts} ")
@@ -210,7 +209,7 @@ def build(e: Experiment, programs: Programs) -> Built:
     ),
     sample=programs.bind("sample", traced.sample(e, s, "sample"), shapes=size),
     baseline=programs.bind(
-      "baseline", traced.sample(e, likeliest, "sample"), shapes=size
+      "baseline", traced.sample(e, s.likeliest(), "sample"), shapes=size
     ),
     score={
       plan: programs.bind(

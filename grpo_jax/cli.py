@@ -5,6 +5,8 @@ user can mend; 3 the wrong platform; 4 out of memory; 75 stopped by a signal
 and saved.
 """
 
+import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -37,9 +39,24 @@ def run(
   line on stderr and code 2, never a stack trace.
   """
   define()
+  _one_arena()
   logging.set_verbosity(logging.ERROR)  # of config_flags and Orbax
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's own chatter
   app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
+
+
+def _one_arena() -> None:
+  """Keeps glibc from giving each thread a heap of its own.
+
+  XLA's CPU threads allocate and free large buffers; what one heap has freed
+  another cannot use. SmolLM2's training peaked at 6.2 GB with them, 4.7 GB
+  without, in the same time.
+  """
+  with contextlib.suppress(OSError, AttributeError):  # another C library
+    ctypes.CDLL("libc.so.6").mallopt(_M_ARENA_MAX, 1)
+
+
+_M_ARENA_MAX = -8
 
 
 def fail(text: object, code: int) -> None:

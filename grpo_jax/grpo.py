@@ -22,7 +22,7 @@ from grpo_jax.logprobs import Slabs, rollout_logprobs
 from grpo_jax.metrics import Metrics
 from grpo_jax.models.architecture import Model
 from grpo_jax.optimizer import Optimizer
-from grpo_jax.tokens import seen
+from grpo_jax.tokens import seen, select
 from grpo_jax.types import (
   Array,
   Batch,
@@ -35,6 +35,9 @@ from grpo_jax.types import (
   split_prompts,
 )
 from grpo_jax.values import values
+
+__all__ = ("advantage", "apply", "minibatch", "sample", "score", "select")
+__all__ += ("update", "gradients", "add", "loss")
 
 # 1. sample(params, prompts, key, *, model, sampling) -> Rollout
 sample = sampling.sample

@@ -54,6 +54,10 @@ class Sampling:
   ignore_stop: bool = False
   early_exit: bool = True
 
+  def likeliest(self) -> "Sampling":
+    """One completion a prompt, of the likeliest tokens."""
+    return dataclasses.replace(self, group_size=1, temperature=0.0)
+
   def support_size(self, vocab: int) -> int:
     """Ids to store per token; 0 where the whole vocabulary is sampled."""
     if self.temperature == 0:
