@@ -10,8 +10,10 @@ Prompts are three solved sums and a question, in plain completion form; the
 completion ends at a newline; reward 1 for the right number. `:chat` asks
 through the model's chat template instead.
 
-Two CPU cores; a step took 30 to 50 seconds on a machine that seven other jobs
-shared. Neither its time on an idle one nor its curve has been measured yet.
+On two CPU cores without bfloat16 instructions a step takes 8.5 seconds; 30 of
+them, four evaluations and compilation eight and a half minutes. On 256 held-out
+questions (the commonest answer alone: 0.03) success when sampled rose from 0.08
+to 0.38, of the likeliest answer from 0.16 to 0.41. Peak memory is 4.7 GB.
 """
 
 import importlib.util
@@ -55,7 +57,7 @@ def get_config(form: str = "plain"):
     raise UserError(f"unknown form {form!r}; forms are plain and chat")
   c.steps = 30
   c.batch.prompts_per_step = 16
-  c.batch.micro_batch_prompts = 2
+  c.batch.micro_batch_prompts = 4
   c.sampling.group_size = 8
   c.algorithm.beta = 0.0
   c.optimizer.learning_rate = 1e-5
