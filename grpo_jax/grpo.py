@@ -37,7 +37,7 @@ from grpo_jax.types import (
 from grpo_jax.values import values
 
 __all__ = ("advantage", "apply", "minibatch", "sample", "score", "select")
-__all__ += ("update", "gradients", "add", "loss")
+__all__ += ("add", "gradients", "loss", "update")
 
 # 1. sample(params, prompts, key, *, model, sampling) -> Rollout
 sample = sampling.sample

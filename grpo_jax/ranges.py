@@ -95,12 +95,12 @@ def check_numbers(flat: Mapping[str, Any]) -> None:
     number = isinstance(value, int | float)
     if key.startswith("algorithm.") and number and value < 0:
       raise UserError(f"{key} {value} must be at least 0")
-  for key in _ABOVE_ZERO:
-    if flat[key] is not None and flat[key] <= 0:
-      raise UserError(f"{key} {flat[key]} must be above 0")
   for key, low in _AT_LEAST.items():
     if flat[key] is not None and flat[key] < low:
       raise UserError(f"{key} {flat[key]} must be at least {low}")
+  for key in _ABOVE_ZERO:
+    if flat[key] is not None and flat[key] <= 0:
+      raise UserError(f"{key} {flat[key]} must be above 0")
   for key in _FRACTIONS:
     if flat[key] is not None and not 0 <= flat[key] <= 1:
       raise UserError(f"{key} {flat[key]} must be between 0 and 1")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_jax import data, metrics, probe, rollouts
+from grpo_jax import data, metrics, preflight, probe, rollouts
 from grpo_jax.build import Built
 from grpo_jax.logprobs import Slabs, cover
 from grpo_jax.rewards.runner import RewardBatch
@@ -87,7 +87,11 @@ def make_batch(
 
 
 def reinforce_step(
-  built: Built, state: TrainState, stream: data.Stream, at: Position
+  built: Built,
+  state: TrainState,
+  stream: data.Stream,
+  at: Position,
+  first: bool = False,
 ) -> StepResult:
   """One step of reinforcement learning.
 
@@ -96,6 +100,7 @@ def reinforce_step(
     state: donated to the updates.
     stream: training examples.
     at: the step, and how far the stream has been read.
+    first: of a run; its rollout is checked (`preflight`).
   """
   e, guard = built.experiment, built.programs.guard
   clock = Clock()
@@ -106,10 +111,14 @@ def reinforce_step(
   batch = make_batch(built, state, sampled.rollout, on_device, plan)
   guard.wait(batch)
   clock.lap("time/score")
+  if first:
+    preflight.check(built, state, sampled, batch, plan)
   state, sums, parts, computed = update_all(built, state, batch, host.lengths)
   values = [metrics.scalars(x) for x in sums]
   # The one to look at: the first that was not finite, if any.
   odd = [i for i, x in enumerate(values) if x["update/nonfinite"]]
+  if first:
+    preflight.check_gap(built, values[0])
   clock.lap("time/update")
   seconds = {**clock.seconds, "time/step": sum(clock.seconds.values())}
   tokens = sampled.metrics["tokens/sampled"]

@@ -32,6 +32,7 @@ from grpo_jax.errors import OutOfMemory, UserError
 from grpo_jax.records import read_metrics
 from grpo_jax.rollouts import Position
 from grpo_jax.session import Session
+from grpo_jax.types import policy
 
 NONFINITE_LIMIT = 5  # updates in a row that are not finite end a run
 SILENT_STEPS = 10  # steps without a mixed group before a verdict is printed
@@ -133,7 +134,9 @@ def train(s: Session, probe_prompts: int = 0) -> int:
       result = steps.imitate_step(built, s.state, warmup_stream, s.step)
     else:
       at = Position(s.step + 1, s.totals.batches)
-      result = steps.reinforce_step(built, s.state, stream, at)
+      result = steps.reinforce_step(
+        built, s.state, stream, at, first=s.step == warmup
+      )
     record(s, result)
     watch(s, result)
 
@@ -212,10 +215,9 @@ def evaluate_now(s: Session) -> None:
   e = s.built.experiment
   examples = list(e.task.split(e.evaluation.split))[: e.evaluation.prompts]
   clock = steps.Clock()
+  params = policy(s.state.params)
   sampled, greedy = (
-    evaluate.evaluate(
-      s.built, s.state.params, s.state.key, how, examples, s.step
-    )
+    evaluate.evaluate(s.built, params, s.state.key, how, examples, s.step)
     for how in ("sampled", "greedy")
   )
   clock.lap("time/eval")

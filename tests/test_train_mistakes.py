@@ -33,7 +33,10 @@ TRAIN = {
     ["'wrods' (did you mean words?)"],
   ),
   "unknown module": ([CONFIG, "--config.task.name=no_such:f"], ["no_such"]),
-  "unknown algorithm": ([CONFIG, "--config.algorithm.name=ppo"], ["'ppo'"]),
+  "unknown algorithm": (
+    [CONFIG, "--config.algorithm.name=pppo"],
+    ["'pppo'", "did you mean ppo"],
+  ),
   "unknown optimizer": ([CONFIG, "--config.optimizer.name=adam"], ["adamw"]),
   "unknown dataset": (
     [BASE, "--config.task.name=reasoning_gym", "--config.task.dataset=leg"],

@@ -34,6 +34,18 @@ def mute(tuning: int = 16, heldout: int = 64):
   return dataclasses.replace(task, demonstration=lambda example, rng: None)
 
 
+def stepwise(tuning: int = 16, heldout: int = 64):
+  """A reward for each character: 1 where it is a letter."""
+  task = even(tuning, heldout)
+
+  def reward(example, completion):
+    steps = [(i + 1, float(c.isalpha())) for i, c in enumerate(completion.text)]
+    total = sum(x for _, x in steps)
+    return Reward(total, None, {"text": total}, completion.text, steps=steps)
+
+  return dataclasses.replace(task, reward=reward)
+
+
 def forgetful(tuning: int = 16, heldout: int = 64):
   """A device whose memory has `TINY_ROOM` bytes, or ends in step 7's update."""
   if "TINY_ROOM" in os.environ:
