@@ -6,6 +6,7 @@ A variant is `dataclasses.replace(row, part=other)`. Nothing reads the name.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
@@ -13,6 +14,7 @@ from jax import Array
 from grpo_jax import advantages, losses
 from grpo_jax.advantages import Advantage, Outcome
 from grpo_jax.critic import Critic
+from grpo_jax.errors import UserError
 from grpo_jax.kl import KL, Adaptive, KLInReward, Reference, k1, k3
 from grpo_jax.selection import Select
 from grpo_jax.types import Rewards, Rollout, Tokens
@@ -171,6 +173,19 @@ def normalized(ddof: int = 1, epsilon: float = 1e-6) -> Outcome:
   return Outcome(
     functools.partial(advantages.group_normalized, ddof=ddof, epsilon=epsilon)
   )
+
+
+def choice(key: str, value: str, choices: dict[str, Any]) -> Any:
+  """What a name stands for.
+
+  Raises:
+    UserError: it is none of the choices.
+  """
+  if value not in choices:
+    raise UserError(
+      f"algorithm.{key} {value!r} must be one of {', '.join(choices)}"
+    )
+  return choices[value]
 
 
 def absent(beta: float | Array) -> bool:

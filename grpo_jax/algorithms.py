@@ -26,6 +26,7 @@ from grpo_jax.advantages import Outcome
 from grpo_jax.algorithm import (
   GROUP_MEAN,
   Algorithm,
+  choice,
   kl_loss,
   kl_reward,
   normalized,
@@ -79,7 +80,7 @@ def reinforce(
   return Algorithm(
     name="reinforce",
     source="Williams 1992",
-    advantage=choices[baseline],
+    advantage=choice("baseline", baseline, choices),
     weights=tw.sequence_sum_mean,
     ratio=losses.log_policy,
     surrogate=losses.unclipped,

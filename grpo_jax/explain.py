@@ -1,11 +1,29 @@
 """What a run will do, in words and numbers, before it does it."""
 
+import inspect
+
 import jax
 
-from grpo_jax import __version__
+from grpo_jax import __version__, describe, validate
+from grpo_jax.algorithm import Algorithm
+from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.config import Experiment
 from grpo_jax.console import Console
 from grpo_jax.models import transformer
+
+
+def preset(e: Experiment) -> Algorithm | None:
+  """The named row as its paper has it; None for one of the user's own."""
+  constructor = ALGORITHMS.get(e.config["algorithm"]["name"])
+  if constructor is None:
+    return None
+  given = e.config["algorithm"]
+  needed = {
+    k: given[k]
+    for k, p in inspect.signature(constructor).parameters.items()
+    if p.default is p.empty
+  }
+  return constructor(**needed)
 
 
 def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
@@ -20,7 +38,6 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
     phases = f"{e.warmup_steps} of imitation, then {phases}"
   if e.config["init_from"]:
     phases += f", from {e.config['init_from']} (no warm-up)"
-  kl = "none" if e.algorithm.kl is None else f"β = {e.algorithm.kl.coefficient}"
   splits = ", ".join(f"{len(v):,} {k}" for k, v in e.task.splits.items())
   if any(e.dropped.values()):
     lost = ", ".join(f"{n:,} {k}" for k, n in e.dropped.items())
@@ -45,7 +62,7 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
     ),
     ("task", f"{e.task.name}: {splits}"),
     ("steps", phases),
-    ("reference", f"KL {kl}"),
+    *describe.rows(e.algorithm, preset(e)),
     (
       "rollout batch",
       f"{b.prompts_per_step} prompts x {s.group_size} = {rows} completions,"
@@ -75,3 +92,7 @@ def print_plan(
 ) -> None:
   """Prints the plan as a table."""
   console.table("This run", ("", ""), plan(e, mesh))
+  updates = e.batching.updates_per_step
+  group = e.sampling.group_size
+  for text in validate.warnings(e.algorithm, updates=updates, group=group):
+    console.say(f"note: {text}")

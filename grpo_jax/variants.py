@@ -13,6 +13,7 @@ from grpo_jax.algorithm import (
   Algorithm,
   DynamicSampling,
   SoftOverlong,
+  choice,
   kl_loss,
   kl_reward,
   normalized,
@@ -58,7 +59,7 @@ def dapo(
     overlong_limit: L_max of the soft overlong punishment (eq. 13); 0: none.
     overlong_cache: L_cache, the tokens before it over which reward falls.
   """
-  weights = {"prompt": tw.prompt_token_mean, "batch": tw.token_mean}[average]
+  averages = {"prompt": tw.prompt_token_mean, "batch": tw.token_mean}
   penalty = None
   if overlong_limit:
     penalty = SoftOverlong(overlong_limit, overlong_cache)
@@ -66,7 +67,7 @@ def dapo(
     name="dapo",
     source="2503.14476",
     advantage=normalized(),
-    weights=weights,
+    weights=choice("average", average, averages),
     ratio=losses.token_ratio,
     surrogate=losses.Clipped(clip_low, clip_high),
     length_penalty=penalty,

@@ -2,15 +2,36 @@
 
 import importlib.util
 import pathlib
+import re
 
-ROOT = pathlib.Path(__file__).parent.parent
+import pytest
+
+from grpo_jax.algorithms import ALGORITHMS
+
+DOCS = pathlib.Path(__file__).parent.parent / "docs"
 
 
-def test_metrics_page_is_current():
+@pytest.mark.parametrize("name", ["metrics", "algorithms"])
+def test_a_page_is_current(name):
   spec = importlib.util.spec_from_file_location(
-    "make_metrics", ROOT / "docs" / "make_metrics.py"
+    f"make_{name}", DOCS / f"make_{name}.py"
   )
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
-  stored = (ROOT / "docs" / "metrics.md").read_text()
-  assert stored == module.page(), "run python docs/make_metrics.py"
+  stored = (DOCS / f"{name}.md").read_text()
+  assert stored == module.page(), f"run python docs/make_{name}.py"
+
+
+def test_every_paper_has_its_entry():
+  known = set(
+    re.findall(r"eprint = {([\d.]+)}", (DOCS / "references.bib").read_text())
+  )
+  for name, constructor in ALGORITHMS.items():
+    cited = set(re.findall(r"\b\d{4}\.\d{5}\b", constructor.__doc__))
+    assert cited <= known, name
+
+
+def test_the_readme_names_every_algorithm():
+  text = (DOCS.parent / "README.md").read_text()
+  for name in ALGORITHMS:
+    assert f"`{name}`" in text, name
