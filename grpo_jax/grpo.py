@@ -239,4 +239,6 @@ def loss(
     return value, sums
   found = values(params, batch.rollout, model=model)[..., :-1]
   value_loss = algorithm.critic.loss(batch, found)
-  return value + value_loss, sums | metrics.value_sums(batch, found, value_loss)
+  value += value_loss
+  sums |= metrics.value_sums(batch, found, value_loss)
+  return value, sums | {"loss": value}

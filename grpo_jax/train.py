@@ -30,7 +30,7 @@ from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console, interval
 from grpo_jax.errors import OutOfMemory, UserError
 from grpo_jax.records import read_metrics
-from grpo_jax.rollouts import Position
+from grpo_jax.rollouts import Clock, Position
 from grpo_jax.session import Session
 from grpo_jax.types import policy
 
@@ -214,7 +214,7 @@ def evaluate_now(s: Session) -> None:
   """Evaluates the policy and logs it; success when sampled is its score."""
   e = s.built.experiment
   examples = list(e.task.split(e.evaluation.split))[: e.evaluation.prompts]
-  clock = steps.Clock()
+  clock = Clock()
   params = policy(s.state.params)
   sampled, greedy = (
     evaluate.evaluate(s.built, params, s.state.key, how, examples, s.step)
