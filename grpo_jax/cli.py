@@ -119,6 +119,9 @@ def _describe(error: Exception) -> str:
     if last == first:
       return first
     # config_flags quotes the traceback of a configuration that raised.
+    ours = f"{UserError.__module__}.{UserError.__name__}: "
+    if last.startswith(ours):
+      return last.removeprefix(ours)
     return first.removesuffix("Error whilst parsing config file:") + last
   if unknown := _unknown_key(error):
     return unknown

@@ -8,6 +8,7 @@ config are those of the model it started from.
 
 import dataclasses
 import json
+import os
 import pathlib
 from typing import Any
 
@@ -18,7 +19,7 @@ from grpo_jax.disk import explained
 from grpo_jax.errors import UserError
 from grpo_jax.hf_tokenizer import HFTokenizer
 from grpo_jax.models import hf
-from grpo_jax.policy import Policy, open_policy
+from grpo_jax.policy import Policy, is_run, open_policy
 
 
 def export(policy: Policy, directory: str) -> None:
@@ -69,6 +70,8 @@ def main(_: Any) -> int:
   f = flags.FLAGS
   if not f.workdir or not f.out:
     raise UserError("--workdir=RUN and --out=DIR are needed")
+  if not is_run(f.workdir) and not os.path.exists(f.workdir):
+    raise UserError(f"no run at {f.workdir}")
   cli.check_platform("")
   policy = open_policy(f.workdir, sharding.make_mesh(-1, 1, 1))
   export(policy, f.out)

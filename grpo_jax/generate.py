@@ -162,6 +162,7 @@ def chat(policy: Policy, streamer: Streamer) -> None:
     try:
       text = input("> ")
     except EOFError:
+      print()
       return
     if not text:
       return
@@ -183,7 +184,9 @@ def define_flags() -> None:
   flags.DEFINE_string("file", None, "a file of prompts, one a line")
   flags.DEFINE_bool("chat", False, "talk to it, through its chat template")
   flags.DEFINE_string("system", "", "the chat's system message")
-  flags.DEFINE_string("stop", None, "text that ends a completion, e.g. newline")
+  flags.DEFINE_string(
+    "stop", None, r"text whose token ends a completion; \n is a newline"
+  )
   flags.DEFINE_integer("samples", 1, "completions a prompt", lower_bound=1)
   flags.DEFINE_integer(
     "max_tokens", 0, "at most; 0: as trained, or 256", lower_bound=0
@@ -196,9 +199,13 @@ def define_flags() -> None:
 def main(_: Any) -> int:
   """The command."""
   f = flags.FLAGS
-  chosen = [bool(f.prompt), bool(f.file), f.chat]
-  if not f.model or sum(chosen) != 1:
-    raise UserError("--model and one of --prompt, --file, --chat are needed")
+  if not f.model:
+    raise UserError("--model=RUN_OR_PATH is missing")
+  chosen = [f.prompt is not None, bool(f.file), f.chat]
+  if sum(chosen) != 1:
+    raise UserError(
+      f"one of --prompt, --file and --chat is needed, not {sum(chosen)}"
+    )
   if not (math.isfinite(f.temperature) and 0 < f.top_p <= 1):
     raise UserError(
       f"--temperature={f.temperature} must be finite and --top_p={f.top_p}"
@@ -214,7 +221,9 @@ def main(_: Any) -> int:
   sampling = Sampling(
     group_size=f.samples,
     max_tokens=f.max_tokens or policy.max_tokens or 256,
-    stop_ids=policy.tokenizer.stop_ids([f.stop] if f.stop else []),
+    stop_ids=policy.tokenizer.stop_ids(
+      [f.stop.replace("\\n", "\n")] if f.stop else []
+    ),
     pad_id=policy.tokenizer.pad_id,
     temperature=f.temperature,
     top_p=f.top_p,

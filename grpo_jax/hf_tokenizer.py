@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from grpo_jax import gguf_tokenizer
 from grpo_jax.errors import UserError
 
 
@@ -19,17 +20,20 @@ def load(path: str) -> Any:
   Raises:
     UserError: transformers is missing, or there is no tokenizer.
   """
+  # It speaks of PyTorch, which no tokenizer needs.
+  os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
   try:
     from transformers import AutoTokenizer
   except ImportError as error:
     raise UserError(
       "a model's own tokenizer needs transformers: pip install -e '.[hf]'"
     ) from error
-  settings = {}
-  if os.path.isfile(path):
-    path, settings["gguf_file"] = os.path.split(path)
   try:
-    return AutoTokenizer.from_pretrained(path, **settings)
+    if os.path.isfile(path):
+      return gguf_tokenizer.load(path)
+    return AutoTokenizer.from_pretrained(path)
+  except UserError:
+    raise
   except Exception as error:  # it raises whatever it met
     text = str(error).split("\n")[0]
     raise UserError(f"no tokenizer can be read from {path}: {text}") from error

@@ -117,9 +117,9 @@ def sgd(
 
 
 def _matrices(params: object) -> object:
-  """True for weights; stacked norms are [L, D] and are named for it."""
+  """True for weights; norms and biases, stacked too, are named for it."""
   return jax.tree_util.tree_map_with_path(
-    lambda path, x: not path[-1].key.endswith("norm"), params
+    lambda path, x: not path[-1].key.endswith(("norm", "bias")), params
   )
 
 

@@ -48,7 +48,8 @@ def short(names):
 
 
 MODELS = {"models.architecture", "models.kv", "models.layers"}
-MODELS |= {"models.projection", "models.transformer"}
+MODELS |= {"models.projection", "models.rope", "models.transformer"}
+MODELS |= {"models.block"}
 PARTS = {"advantages", "losses", "corrections", "kl", "returns", "selection"}
 PARTS |= {"token_weights", "critic"}
 ROWS = {"algorithm", "algorithms", "variants", "baselines"}
@@ -72,6 +73,9 @@ CORE = {
   "models.architecture": set(),
   "models.layers": {"models.projection", "types"},
   "models.projection": {"types"},
+  "models.rope": {"models.architecture", "types"},
+  "models.block": MODELS - {"models.block", "models.transformer"}
+  | {"sharding", "types"},
   "models.kv": {"models.architecture", "sharding", "types"},
   "models.transformer": (MODELS | {"sharding", "types"})
   - {"models.transformer"},
@@ -105,7 +109,8 @@ def test_the_core_imports_the_core(name):
 
 
 # Files that read and write models: they know files, and the core's own facts.
-FOREIGN = {"models.names", "models.llama", "models.hf", "models.gguf"}
+FOREIGN = {"models.names", "models.families", "models.rope_config"}
+FOREIGN |= {"models.hf", "models.gguf"}
 FOREIGN |= {"models.pretrained", "models.remote"}
 
 

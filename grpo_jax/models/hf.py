@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import UserError
-from grpo_jax.models import llama, names, remote
+from grpo_jax.models import families, names, remote
 from grpo_jax.models.architecture import Architecture
 from grpo_jax.types import Params
-
-FAMILIES = dict.fromkeys(llama.MODEL_TYPES, llama)
 
 # Buffers that old checkpoints stored beside their weights.
 DERIVED = ("rotary_emb.inv_freq",)
@@ -104,21 +102,6 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
     raise UserError(f"{path} cannot be read: {error}") from error
 
 
-def family(config: Mapping[str, Any]) -> Any:
-  """The module of a config.json's model_type.
-
-  Raises:
-    UserError: a family that is not supported.
-  """
-  kind = config.get("model_type")
-  if kind not in FAMILIES:
-    raise UserError(
-      f"model_type {kind!r} is not supported; supported are"
-      f" {', '.join(FAMILIES)}"
-    )
-  return FAMILIES[kind]
-
-
 # What a model needs of a directory: no other framework's weights.
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -138,7 +121,9 @@ def locate(path: str) -> str:
   local = os.path.expanduser(path)
   if os.path.exists(local):
     return local
-  if path.startswith(("/", ".", "~")) or path.count("/") != 1:
+  if path.startswith(("/", ".", "~")):
+    raise UserError(f"model {path} does not exist")
+  if path.count("/") != 1:
     raise UserError(f"model {path!r} is neither a local path nor a hub id")
   return remote.snapshot(path, FILES)
 
@@ -167,10 +152,11 @@ def export(
   if (out / "config.json").exists():
     raise UserError(f"{directory} holds a model already; choose another")
   out.mkdir(parents=True, exist_ok=True)
-  fam = family(config)
+  offset = families.family(config).unit_offset
+  table = families.names(arch, offset)
   shards: list[dict[str, np.ndarray]] = [{}]
   size = 0
-  for name, x in names.tensors(params, arch, fam.names(arch)):
+  for name, x in names.tensors(params, arch, table):
     if shards[-1] and size + x.nbytes > SHARD_BYTES:
       shards.append({})
       size = 0
@@ -182,10 +168,11 @@ def export(
     if count > 1:
       name = f"model-{i + 1:05d}-of-{count:05d}.safetensors"
     save_file(shard, out / name, metadata={"format": "pt"})
+    (out / name).chmod(0o644)  # safetensors leaves it to its owner alone
     where |= dict.fromkeys(shard, name)
   if count > 1:
     index = {"metadata": {}, "weight_map": where}
     text = json.dumps(index, indent=2)
     (out / "model.safetensors.index.json").write_text(text)
-  text = json.dumps(fam.write_config(arch, config), indent=2)
+  text = json.dumps(families.write_config(arch, config), indent=2)
   (out / "config.json").write_text(text)

@@ -1,4 +1,4 @@
-"""The parts of a decoder layer: norm, rotary positions, attention, SwiGLU.
+"""The parts of a decoder layer: norm, attention, the gated feed-forward.
 
 Letters: `B` prompts, `G` completions, `S` query tokens, `P` prompt keys,
 `T` own keys, `K` key/value heads, `R` query heads per key/value head, `E` head
@@ -31,35 +31,9 @@ def rms_norm(x: Array, scale: Array, eps: float) -> Array:
   return (y * jnp.broadcast_to(scale, y.shape)).astype(x.dtype)
 
 
-Rotation = tuple[Array, Array]  # cosines and sines, [B, 1, S, 1, E/2]
-
-
-def rotation(positions: Array, head_dim: int, theta: float) -> Rotation:
-  """Cosines and sines of rotary positions, taken once for all layers.
-
-  Args:
-    positions: [B, S], counting real tokens.
-    head_dim: E.
-    theta: base of the frequencies theta^(-2i/E).
-  """
-  half = head_dim // 2
-  frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angles = positions.astype(jnp.float32)[..., None] * frequencies[None, None]
-  angles = angles[:, None, :, None]
-  return jnp.cos(angles), jnp.sin(angles)
-
-
-def rope(x: Array, by: Rotation) -> Array:
-  """Rotates queries or keys, a head's two halves together, in float32.
-
-  Args:
-    x: [B, G, S, heads, E].
-    by: from `rotation`.
-  """
-  cos, sin = by
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  out = jnp.concatenate((a * cos - b * sin, b * cos + a * sin), axis=-1)
-  return out.astype(x.dtype)
+def capped(x: Array, cap: float) -> Array:
+  """cap·tanh(x/cap); x itself at cap 0."""
+  return cap * jnp.tanh(x / cap) if cap else x
 
 
 def attention(
@@ -70,7 +44,9 @@ def attention(
   prompt_lengths: Array | None = None,
   own_pad: Array | None = None,
   start: Array | int = 0,
-  window: int | None = None,
+  window: Array | int | None = None,
+  scale: float = 0.0,
+  cap: float = 0.0,
 ) -> Array:
   """Each query sees its group's prompt and its own past; one softmax for both.
 
@@ -82,7 +58,9 @@ def attention(
     prompt_lengths: [B], real keys in `prompt_kv`.
     own_pad: [B], leading keys of `own_kv` that are padding.
     start: own position of the first query.
-    window: keys further back than this are not seen; None sees all.
+    window: keys this far back or further are not seen; None sees all.
+    scale: of the queries; 0 is 1/sqrt(E).
+    cap: of the logits, see `capped`.
 
   Returns:
     [B, G, S, H, E], the dtype of q. Rows of padding hold finite values.
@@ -90,7 +68,9 @@ def attention(
   b, g, s, h, e = q.shape
   k, v = own_kv
   kv_heads, t = k.shape[-2], k.shape[-3]
-  q = q.reshape(b, g, s, kv_heads, h // kv_heads, e) * (1 / math.sqrt(e))
+  q = q.reshape(b, g, s, kv_heads, h // kv_heads, e) * (
+    scale or 1 / math.sqrt(e)
+  )
   query = jnp.asarray(start) + jnp.arange(s)
   distance = query[:, None] - jnp.arange(t)[None, :]  # [S, T]
   visible = distance >= 0
@@ -99,7 +79,9 @@ def attention(
   visible = visible[None]
   if own_pad is not None:
     visible = visible & (jnp.arange(t)[None, None] >= own_pad[:, None, None])
-  scores = _scores("bgskre,bgtke->bkrgst", q, k, visible[:, None, None, None])
+  scores = _scores(
+    "bgskre,bgtke->bkrgst", q, k, visible[:, None, None, None], cap
+  )
   if prompt_kv is None:
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     out = jnp.einsum("bkrgst,bgtke->bgskre", weights, v)
@@ -112,7 +94,7 @@ def attention(
   if window is not None:  # positions count real tokens, so padding cancels
     seen = seen & ((query[:, None] + p - column[None])[None] < window)
   prompt_scores = _scores(
-    "bgskre,bpke->bkrgsp", q, prompt_k, seen[:, None, None, None]
+    "bgskre,bpke->bkrgsp", q, prompt_k, seen[:, None, None, None], cap
   )
   weights = jax.nn.softmax(
     jnp.concatenate((prompt_scores, scores), axis=-1), axis=-1
@@ -122,18 +104,28 @@ def attention(
   return out.reshape(b, g, s, h, e)
 
 
-def _scores(formula: str, q: Array, k: Array, visible: Array) -> Array:
+def _scores(
+  formula: str, q: Array, k: Array, visible: Array, cap: float
+) -> Array:
   """Masked attention logits in float32."""
   scores = jnp.einsum(formula, q, k, preferred_element_type=jnp.float32)
-  return jnp.where(visible, scores, MASKED)
+  return jnp.where(visible, capped(scores, cap), MASKED)
 
 
-def swiglu(w: dict[str, Array], x: Array) -> Array:
-  """down(silu(gate(x)) * up(x)): [..., D] -> [..., D].
+def _gelu(x: Array) -> Array:
+  return jax.nn.gelu(x, approximate=True)
+
+
+ACTIVATIONS = {"silu": jax.nn.silu, "gelu": _gelu}
+
+
+def gated(w: dict[str, Array], x: Array, activation: str = "silu") -> Array:
+  """down(act(gate(x)) * up(x)): [..., D] -> [..., D]; SwiGLU with silu.
 
   Args:
     w: gate [D, F], up [D, F], down [F, D].
     x: [..., D].
+    activation: silu or gelu.
   """
   gate, up = project(x, w["gate"]), project(x, w["up"])
-  return project(jax.nn.silu(gate) * up, w["down"])
+  return project(ACTIVATIONS[activation](gate) * up, w["down"])

@@ -29,6 +29,8 @@ class Tensor:
 
   name: str
   order: tuple[int, ...]
+  flat: bool = False  # all axes joined into one
+  add: float = 0.0  # ours = theirs + add
 
 
 Names = Mapping[str, Tensor]  # our path, joined by '/' -> tensor
@@ -70,6 +72,8 @@ def their_shape(weight: Weight, tensor: Tensor) -> tuple[int, ...]:
   """Shape of one foreign tensor: a projection's head axes are joined."""
   ours = weight.shape[1:] if "{}" in tensor.name else weight.shape
   moved = [ours[axis] for axis in tensor.order]
+  if tensor.flat:
+    return (math.prod(moved),)
   if len(moved) < 3:
     return tuple(moved)
   # q, k, v: [heads, head_dim, embed]; o: [embed, heads, head_dim].
@@ -82,13 +86,14 @@ def to_ours(x: np.ndarray, weight: Weight, tensor: Tensor) -> np.ndarray:
   """One foreign tensor in our layout (of one layer)."""
   ours = weight.shape[1:] if "{}" in tensor.name else weight.shape
   x = x.reshape([ours[axis] for axis in tensor.order])
-  return np.ascontiguousarray(x.transpose(np.argsort(tensor.order)))
+  x = x.transpose(np.argsort(tensor.order))
+  return np.ascontiguousarray(x + np.float32(tensor.add) if tensor.add else x)
 
 
 def to_theirs(x: np.ndarray, weight: Weight, tensor: Tensor) -> np.ndarray:
   """One of our parameters (of one layer) in the foreign layout."""
   x = x.transpose(tensor.order).reshape(their_shape(weight, tensor))
-  return np.ascontiguousarray(x)
+  return np.ascontiguousarray(x - np.float32(tensor.add) if tensor.add else x)
 
 
 def check(

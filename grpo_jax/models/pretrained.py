@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_jax.models import hf, names
+from grpo_jax.models import families, hf, names
 from grpo_jax.models.architecture import Architecture
 from grpo_jax.models.gguf import GGUF
 from grpo_jax.types import Params
@@ -28,15 +28,19 @@ class Pretrained:
 
   def architecture(self, tokenizer_vocab: int) -> Architecture:
     """Its facts; ids past the tokenizer's are never sampled."""
-    return hf.family(self.config).read_config(self.config, tokenizer_vocab)
+    return families.read_config(self.config, tokenizer_vocab)
 
   def load(self, arch: Architecture, shardings: Params) -> Params:
     """Reads the weights straight into sharded float32 arrays."""
-    fam = hf.family(self.config)
+    offset = families.family(self.config).unit_offset
     # A tied head may be stored beside the table it equals.
     allowed = frozenset({"lm_head.weight"}) if arch.tied else frozenset()
     return names.load(
-      self.source, arch, fam.names(arch), shardings, allowed=allowed
+      self.source,
+      arch,
+      families.names(arch, offset),
+      shardings,
+      allowed=allowed,
     )
 
 
@@ -54,5 +58,5 @@ def open_model(path: str) -> Pretrained:
     file = GGUF(local)
     return Pretrained(local, file.config, file)
   config = hf.read_json(pathlib.Path(local) / "config.json")
-  hf.family(config)
+  families.family(config)
   return Pretrained(local, config, hf.Safetensors(local))

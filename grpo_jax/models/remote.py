@@ -117,6 +117,6 @@ def snapshot(path: str, patterns: tuple[str, ...]) -> str:
   except Exception as error:  # no network has many faces
     kind = type(error).__name__
     raise UserError(
-      f"model {repo} could not be fetched ({kind}); with no network, give a"
-      " local directory"
+      f"there is no run, model directory or file at {repo}, and as a hub id it"
+      f" could not be fetched ({kind}); with no network, give a local path"
     ) from error

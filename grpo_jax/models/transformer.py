@@ -18,16 +18,16 @@ import jax.numpy as jnp
 
 from grpo_jax.models import kv
 from grpo_jax.models.architecture import Architecture, Model
-from grpo_jax.models.layers import (
-  MASKED,
-  Rotation,
-  attention,
-  rms_norm,
-  rope,
-  rotation,
-  swiglu,
+from grpo_jax.models.block import (
+  Kind,
+  completion_layer,
+  completion_turns,
+  kind_of,
+  kinds,
+  prompt_layer,
+  prompt_turns,
 )
-from grpo_jax.models.projection import project
+from grpo_jax.models.layers import MASKED, capped, rms_norm
 from grpo_jax.sharding import shard
 from grpo_jax.types import Array, Params, Prompts
 
@@ -56,10 +56,21 @@ def weights(arch: Architecture) -> dict[str, Any]:
   def stack(shape: tuple, axes: tuple, std: float | None) -> Weight:
     return Weight((n, *shape), (None, *axes), std)
 
+  def norm(*shape: int) -> Weight:
+    axes = ("heads", None) if len(shape) == 2 else (None,) * len(shape)
+    return stack(shape, axes, None)
+
+  before = arch.norms in ("pre", "both")
+  after = arch.norms in ("post", "both")
+  qk = {"none": None, "head": ((e,), (e,)), "width": ((h, e), (k, e))}
+  qk_norm = qk[arch.qk_norm]
   table = {
     "embed": Weight((arch.vocab, d), ("vocab", "embed"), fan_in),
     "layers": {
-      "attn_norm": stack((d,), (None,), None),
+      **({"attn_norm": norm(d), "mlp_norm": norm(d)} if before else {}),
+      **(
+        {"attn_post_norm": norm(d), "mlp_post_norm": norm(d)} if after else {}
+      ),
       "attn": {
         "q": stack((d, h, e), ("embed", "heads", None), fan_in),
         "k": stack((d, k, e), ("embed", "kv_heads", None), fan_in),
@@ -67,8 +78,21 @@ def weights(arch: Architecture) -> dict[str, Any]:
         "o": stack(
           (h, e, d), ("heads", None, "embed"), residual / math.sqrt(h * e)
         ),
+        **(
+          {"q_norm": norm(*qk_norm[0]), "k_norm": norm(*qk_norm[1])}
+          if qk_norm
+          else {}
+        ),
+        **(
+          {
+            "q_bias": stack((h, e), ("heads", None), 0.0),
+            "k_bias": stack((k, e), ("kv_heads", None), 0.0),
+            "v_bias": stack((k, e), ("kv_heads", None), 0.0),
+          }
+          if arch.qkv_bias
+          else {}
+        ),
       },
-      "mlp_norm": stack((d,), (None,), None),
       "mlp": {
         "gate": stack((d, f), ("embed", "ffn"), fan_in),
         "up": stack((d, f), ("embed", "ffn"), fan_in),
@@ -138,78 +162,17 @@ def unstack(params: Params, arch: Architecture) -> Params:
   return {**params, "layers": layers}
 
 
-def _qkv(
-  w: Params, arch: Architecture, x: Array, turn: Rotation
-) -> tuple[Array, Array, Array]:
-  """Queries, keys, values of a stream: [B, G, S, D] -> [B, G, S, heads, E]."""
-  y = rms_norm(x, w["attn_norm"], arch.norm_eps)
-  q = project(y, w["attn"]["q"])
-  k = project(y, w["attn"]["k"])
-  v = project(y, w["attn"]["v"])
-  q = shard(q, "prompts", None, None, "heads", None)
-  k = shard(k, "prompts", None, None, "kv_heads", None)
-  v = shard(v, "prompts", None, None, "kv_heads", None)
-  return rope(q, turn), rope(k, turn), v
-
-
-def _finish(w: Params, arch: Architecture, x: Array, attended: Array) -> Array:
-  """Adds attention's output and the feed-forward to the residual stream."""
-  x = x + project(attended, w["attn"]["o"], 2)
-  x = x + swiglu(w["mlp"], rms_norm(x, w["mlp_norm"], arch.norm_eps))
-  return shard(x, "prompts", None, None, None)
-
-
-def _prompt_layer(
-  w: Params, arch: Architecture, x: Array, lengths: Array, turn: Rotation
-) -> tuple[Array, tuple[Array, Array]]:
-  """One layer over the prompt stream [B, 1, P', D], left-padded."""
-  q, k, v = _qkv(w, arch, x, turn)
-  attended = attention(q, None, (k, v), own_pad=x.shape[2] - lengths)
-  return _finish(w, arch, x, attended), (k[:, 0], v[:, 0])
-
-
-def _completion_layer(
-  w: Params,
-  arch: Architecture,
-  x: Array,
-  prompt: tuple[Array, Array],
-  lengths: Array,
-  turn: Rotation,
-  cache: tuple[Array, Array] | None = None,
-  start: Array | int = 0,
-) -> tuple[Array, tuple[Array, Array] | None]:
-  """One layer over a completion stream [B, g, S, D], with or without a past."""
-  q, k, v = _qkv(w, arch, x, turn)
-  if cache is not None:
-    cache = kv.append(cache, k, v, start)
-    k, v = cache
-  attended = attention(q, prompt, (k, v), prompt_lengths=lengths, start=start)
-  return _finish(w, arch, x, attended), cache
-
-
-def _prompt_rotation(arch: Architecture, lengths: Array, size: int) -> Rotation:
-  """Of a left-padded stream with `lengths` real tokens; pads sit at 0."""
-  columns = jnp.arange(size)[None] - (size - lengths)[:, None]
-  positions = jnp.maximum(columns, 0)
-  return rotation(positions, arch.head_dim, arch.rope_theta)
-
-
-def _completion_rotation(
-  arch: Architecture, lengths: Array, start: Array | int, size: int
-) -> Rotation:
-  """Of own positions start .. start+size-1 after `lengths` prompt tokens."""
-  positions = lengths[:, None] + start + jnp.arange(size)[None]
-  return rotation(positions, arch.head_dim, arch.rope_theta)
-
-
-def _embed(params: Params, ids: Array) -> Array:
+def _embed(params: Params, ids: Array, arch: Architecture) -> Array:
   """Looks tokens up: [B, G, S] -> [B, G, S, D]."""
   # Padding ids may lie past the table; they are read by nothing.
   ids = jnp.minimum(ids, params["embed"].shape[0] - 1)
   # Gathered over fsdp, or else ids and hidden states travel in its stead; and
   # a lookup in a table whose columns are split makes the partitioner copy it.
   table = shard(params["embed"], "vocab", None)
-  return shard(table[ids], "prompts", None, None, None)
+  x = table[ids]
+  if arch.embed_scale != 1:
+    x = x * jnp.asarray(arch.embed_scale, x.dtype)
+  return shard(x, "prompts", None, None, None)
 
 
 def _streams(prompts: Prompts) -> tuple[Array, Array]:
@@ -229,12 +192,15 @@ def prefill(
   """
   params = cast(params, model)
   ids, lengths = _streams(prompts)
-  turn = _prompt_rotation(model.arch, lengths, ids.shape[2])
+  arch = model.arch
+  turns = prompt_turns(arch, lengths, ids.shape[2])
 
-  def body(x: Array, w: Params) -> tuple[Array, tuple[Array, Array]]:
-    return _prompt_layer(w, model.arch, x, lengths, turn)
+  def body(x: Array, layer: tuple) -> tuple[Array, tuple[Array, Array]]:
+    w, kind = layer
+    return prompt_layer(w, kind_of(kind), arch, x, lengths, turns)
 
-  _, stacked = jax.lax.scan(body, _embed(params, ids), params["layers"])
+  x = _embed(params, ids, arch)
+  _, stacked = jax.lax.scan(body, x, (params["layers"], kinds(arch)))
   return kv.prompt_kv(stacked), {}
 
 
@@ -263,12 +229,16 @@ def extend(
     hidden [B, G, S, D] after the final norm, the longer cache, aux.
   """
   arch, lengths = model.arch, lengths - 1
-  x = _embed(params, tokens)
-  turn = _completion_rotation(arch, lengths, start, tokens.shape[2])
+  x = _embed(params, tokens, arch)
+  turns = completion_turns(arch, lengths, start, tokens.shape[2])
   layers = []
-  for w, prompt, entry in zip(params["layers"], prompt_kv, cache):
-    x, entry = _completion_layer(
-      w, arch, x, prompt, lengths, turn, entry, start
+  for i, (w, prompt, entry) in enumerate(
+    zip(params["layers"], prompt_kv, cache)
+  ):
+    size = arch.window(i)
+    kind = Kind(size or None, bool(size))
+    x, entry = completion_layer(
+      w, kind, arch, x, prompt, lengths, turns, entry, start
     )
     layers.append(entry)
   x = rms_norm(x, params["final_norm"], model.arch.norm_eps)
@@ -298,23 +268,26 @@ def joint(
   params = cast(params, model)
   arch = model.arch
   ids, lengths = _streams(prompts)
-  turn = _prompt_rotation(arch, lengths, ids.shape[2])
-  turns = [_completion_rotation(arch, lengths, 0, y.shape[2]) for y in slabs]
+  turns = prompt_turns(arch, lengths, ids.shape[2])
+  own = [completion_turns(arch, lengths, 0, y.shape[2]) for y in slabs]
 
-  def body(carry: tuple, w: Params) -> tuple[tuple, None]:
+  def body(carry: tuple, layer: tuple) -> tuple[tuple, None]:
     x, streams = carry
-    x, prompt = _prompt_layer(w, arch, x, lengths, turn)
+    w, kind = layer[0], kind_of(layer[1])
+    x, prompt = prompt_layer(w, kind, arch, x, lengths, turns)
     streams = tuple(
-      _completion_layer(w, arch, y, prompt, lengths, by)[0]
-      for y, by in zip(streams, turns)
+      completion_layer(w, kind, arch, y, prompt, lengths, by)[0]
+      for y, by in zip(streams, own)
     )
     return (x, streams), None
 
   if model.remat:
     body = jax.checkpoint(body)
-  streams = tuple(_embed(params, tokens) for tokens in slabs)
+  streams = tuple(_embed(params, tokens, arch) for tokens in slabs)
   (_, streams), _ = jax.lax.scan(
-    body, (_embed(params, ids), streams), params["layers"]
+    body,
+    (_embed(params, ids, arch), streams),
+    (params["layers"], kinds(arch)),
   )
   return tuple(
     rms_norm(y, params["final_norm"], arch.norm_eps) for y in streams
@@ -334,6 +307,7 @@ def logits(params: Params, hidden: Array, *, model: Model) -> Array:
   out = jnp.einsum(
     "...d,vd->...v", hidden, table, preferred_element_type=jnp.float32
   )
+  out = capped(out, model.arch.logit_cap)
   if model.arch.real_vocab < model.arch.vocab:
     real = jnp.arange(model.arch.vocab) < model.arch.real_vocab
     out = jnp.where(

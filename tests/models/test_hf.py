@@ -12,7 +12,7 @@ import pytest
 from grpo_jax import grpo
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import completion_inputs, token_logprobs
-from grpo_jax.models import hf, llama, names, remote, transformer
+from grpo_jax.models import families, hf, names, remote, transformer
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
 from grpo_jax.sampling import Sampling
@@ -92,7 +92,9 @@ def test_gradients_equal_pytorchs(tiny, expected):
     return logprobs.mean()
 
   grads = dict(
-    names.tensors(jax.grad(mean)(params), model.arch, llama.names(model.arch))
+    names.tensors(
+      jax.grad(mean)(params), model.arch, families.names(model.arch)
+    )
   )
   for key in expected:
     if key.startswith("grad/"):

@@ -15,7 +15,7 @@ import pytest
 
 from grpo_jax import grpo
 from grpo_jax.logprobs import rollout_logprobs
-from grpo_jax.models import hf, llama, names, transformer
+from grpo_jax.models import families, hf, names, transformer
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
 from grpo_jax.sampling import Sampling
@@ -27,13 +27,62 @@ transformers = pytest.importorskip("transformers")
 # Deprecations of other packages' own are no failures of ours.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+LLAMA3 = {
+  "rope_type": "llama3",
+  "factor": 4.0,
+  "low_freq_factor": 1.0,
+  "high_freq_factor": 4.0,
+  "original_max_position_embeddings": 16,
+}
+YARN = {
+  "rope_type": "yarn",
+  "factor": 4.0,
+  "original_max_position_embeddings": 16,
+}
+
+
+def stretched(scaling):
+  return {"rope_parameters": {"rope_theta": 100.0, **scaling}}
+
+
+# name -> transformers' configuration class, and what differs from `SIZES`.
 CONFIGS = {
-  "untied": {"tie_word_embeddings": False},
-  "tied": {"tie_word_embeddings": True},
-  "one kv head": {"num_key_value_heads": 1},
-  "no grouping": {"num_key_value_heads": 4},
-  "wide heads": {"head_dim": 16},
-  "theta and eps": {"rope_theta": 1e6, "rms_norm_eps": 1e-3},
+  "llama": ("Llama", {"tie_word_embeddings": False}),
+  "llama, tied, one kv head": (
+    "Llama",
+    {"tie_word_embeddings": True, "num_key_value_heads": 1},
+  ),
+  "llama, wide heads": ("Llama", {"head_dim": 16, "num_key_value_heads": 4}),
+  "llama, theta and eps": ("Llama", {"rope_theta": 1e6, "rms_norm_eps": 1e-3}),
+  "linear": ("Llama", stretched({"rope_type": "linear", "factor": 3.0})),
+  "llama3": ("Llama", stretched(LLAMA3)),
+  "yarn": ("Llama", stretched(YARN)),
+  "mistral": ("Mistral", {"sliding_window": 4, "head_dim": 8}),
+  "mistral, no window": ("Mistral", {"sliding_window": None, "head_dim": 8}),
+  "qwen2": ("Qwen2", {}),
+  "qwen3": ("Qwen3", {"head_dim": 16}),
+  "gemma2": (
+    "Gemma2",
+    {"head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 24},
+  ),
+  "gemma3": (
+    "Gemma3Text",
+    {"head_dim": 16, "sliding_window": 4, "query_pre_attn_scalar": 24},
+  ),
+  "olmo2": ("Olmo2", {}),
+}
+SIZES = {
+  "vocab_size": 50,
+  "hidden_size": 32,
+  "intermediate_size": 48,
+  "num_hidden_layers": 3,
+  "num_attention_heads": 4,
+  "num_key_value_heads": 2,
+  "max_position_embeddings": 64,
+  "initializer_range": 0.3,
+  "pad_token_id": None,  # its row would have no gradient there
+  "bos_token_id": 1,
+  "eos_token_id": 2,
 }
 PROMPT, SIZE = 4, 6
 
@@ -42,18 +91,19 @@ PROMPT, SIZE = 4, 6
 def pair(request, tmp_path_factory):
   """A PyTorch model, its directory, and ours."""
   torch.manual_seed(1)
-  sizes = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-  }
-  config = transformers.LlamaConfig(**(sizes | CONFIGS[request.param]))
-  theirs = transformers.LlamaForCausalLM(config).float().eval()
+  kind, changes = CONFIGS[request.param]
+  if kind == "Gemma3Text":  # its period of six, shortened
+    changes["layer_types"] = ["sliding_attention"] * 2 + ["full_attention"]
+  config = getattr(transformers, f"{kind}Config")(**(SIZES | changes))
+  config._attn_implementation = "eager"  # soft caps need it
+  theirs = transformers.AutoModelForCausalLM.from_config(
+    config, attn_implementation="eager"
+  )
+  theirs = theirs.float().eval()
+  with torch.no_grad():  # norms and biases away from where they begin
+    for x in theirs.parameters():
+      if x.ndim == 1:
+        x.add_(0.3 * torch.randn_like(x))
   directory = tmp_path_factory.mktemp("llama")
   theirs.save_pretrained(directory)
   opened = open_model(str(directory))
@@ -127,7 +177,7 @@ def test_logprobs_and_gradients(pair):
   theirs.zero_grad()
   want.mean().backward()
   named = dict(theirs.named_parameters())
-  table = llama.names(model.arch)
+  table = families.names(model.arch)  # gradients have no offset
   for name, ours in names.tensors(grads, model.arch, table):
     other = named[name].grad.numpy()
     scale = np.abs(other).max()
