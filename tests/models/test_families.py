@@ -1,0 +1,244 @@
+"""Every family from files, against what PyTorch computed (golden/families)."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import toys
+
+from grpo_jax import grpo
+from grpo_jax.errors import UserError
+from grpo_jax.logprobs import rollout_logprobs
+from grpo_jax.models import families, hf, names, transformer
+from grpo_jax.models.architecture import Model
+from grpo_jax.models.pretrained import open_model
+from grpo_jax.models.rope_config import ropes
+from grpo_jax.sampling import Sampling
+
+FILES = pathlib.Path(__file__).parent.parent / "golden" / "families"
+NAMES = sorted(path.stem for path in FILES.glob("*.npz"))
+PROMPT = 4
+
+
+def load(directory):
+  opened = open_model(str(directory))
+  model = Model(opened.architecture(32))
+  shapes = jax.eval_shape(
+    lambda: transformer.init(jax.random.key(0), model.arch)
+  )
+  where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return model, opened.load(model.arch, jax.tree.map(lambda _: where, shapes))
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def family(request, tmp_path_factory):
+  """What PyTorch found, the directory, our model and its parameters."""
+  save_file = pytest.importorskip("safetensors.numpy").save_file
+  found = dict(np.load(FILES / f"{request.param}.npz"))
+  directory = tmp_path_factory.mktemp(request.param)
+  (directory / "config.json").write_text(str(found["config"]))
+  weights = {k[7:]: v for k, v in found.items() if k.startswith("weight/")}
+  save_file(weights, directory / "model.safetensors")
+  return found, directory, *load(directory)
+
+
+def rollout_of(ids):
+  prompts = toys.pack_prompts(ids[:, :PROMPT])
+  return toys.pack_rollout(prompts, [[row[PROMPT:]] for row in ids])
+
+
+def test_logprobs_gradients_and_decoding(family):
+  found, _, model, params = family
+  rollout = rollout_of(found["ids"])
+  how = Sampling(
+    group_size=1,
+    max_tokens=12,
+    stop_ids=(0,),
+    pad_id=0,
+    temperature=0.0,
+    ignore_stop=True,
+  )
+
+  def run(params):
+    def mean(params):
+      logprobs, _ = rollout_logprobs(params, rollout, model=model)
+      return logprobs.mean(), logprobs
+
+    drawn = grpo.sample(
+      params, rollout.prompts, jax.random.key(0), model=model, sampling=how
+    )
+    return jax.grad(mean, has_aux=True)(params), drawn.ids[:, 0]
+
+  (grads, logprobs), decoded = toys.jit(run)(params)
+  np.testing.assert_allclose(
+    logprobs[:, 0], found["logprobs"], rtol=1e-4, atol=1e-5
+  )
+  np.testing.assert_array_equal(decoded, found["decoded"])
+  ours = dict(names.tensors(grads, model.arch, families.names(model.arch)))
+  for key, want in found.items():
+    if key.startswith("grad/"):
+      scale = np.abs(want).max()
+      np.testing.assert_allclose(
+        ours[key[5:]], want, rtol=1e-4, atol=2e-5 * scale, err_msg=key
+      )
+
+
+def test_one_token_at_a_time_is_the_whole_pass(family):
+  """The sampler's log-probs, through its cache, are the scorer's."""
+  _found, _, model, params = family
+  prompts = toys.pack_prompts([[3, 4, 5, 6, 7, 8], [9, 1]])
+  how = Sampling(3, 10, (0,), 0)
+
+  def run(params):
+    rollout = grpo.sample(
+      params, prompts, jax.random.key(1), model=model, sampling=how
+    )
+    return rollout, rollout_logprobs(params, rollout, model=model)[0]
+
+  rollout, logprobs = toys.jit(run)(params)
+  np.testing.assert_allclose(
+    logprobs, rollout.sampler_logprobs, rtol=1e-4, atol=2e-5
+  )
+
+
+def test_round_trip(family, tmp_path):
+  _found, directory, model, params = family
+  config = hf.read_json(directory / "config.json")
+  moved = jax.tree.map(lambda x: x + jnp.float32(0.25), params)
+  hf.export(moved, model.arch, config, str(tmp_path / "out"))
+  again, loaded = load(tmp_path / "out")
+  assert again.arch == model.arch
+  for a, b in zip(jax.tree.leaves(moved), jax.tree.leaves(loaded)):
+    np.testing.assert_allclose(a, b, rtol=0, atol=3e-7)
+  written = json.loads((tmp_path / "out" / "config.json").read_text())
+  assert written["model_type"] == config["model_type"]
+
+
+# Facts of published models' config.json: accepted, or refused by name.
+PUBLISHED = {
+  "Qwen2.5-0.5B": {
+    "model_type": "qwen2",
+    "hidden_act": "silu",
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "max_position_embeddings": 32768,
+    "max_window_layers": 21,
+    "num_attention_heads": 14,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+  },
+  "Llama-3.2-1B": {
+    "model_type": "llama",
+    "attention_bias": False,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+      "factor": 32.0,
+      "high_freq_factor": 4.0,
+      "low_freq_factor": 1.0,
+      "original_max_position_embeddings": 8192,
+      "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "vocab_size": 128256,
+  },
+  "gemma-3-1b": {
+    "model_type": "gemma3_text",
+    "attention_bias": False,
+    "attn_logit_softcapping": None,
+    "cache_implementation": "hybrid",
+    "final_logit_softcapping": None,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 32768,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "query_pre_attn_scalar": 256,
+    "rms_norm_eps": 1e-06,
+    "rope_local_base_freq": 10000,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+  },
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_facts_are_accepted(name):
+  arch = families.read_config(PUBLISHED[name], 1000)
+  count = transformer.parameter_count(arch)
+  want = {
+    "Qwen2.5-0.5B": 494_032_768,
+    "Llama-3.2-1B": 1_235_814_400,
+    "gemma-3-1b": 999_885_952,
+  }
+  assert count == want[name]
+
+
+def test_windows_follow_their_period():
+  arch = families.read_config(PUBLISHED["gemma-3-1b"], 1000)
+  assert [arch.window(i) for i in range(7)] == [512] * 5 + [0, 512]
+  assert (arch.rope_theta, arch.window_theta) == (1e6, 1e4)
+  assert arch.tied and arch.embed_scale == pytest.approx(1152**0.5)
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "'longrope'"),
+    ({"rope_scaling": {"rope_type": "yarn", "mscale": 1.0}}, "mscale"),
+    ({"rope_scaling": {"rope_type": "linear"}}, "factor is needed"),
+    ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
+    ({"model_type": "gemma3"}, "'gemma3' is not supported"),
+    ({"model_type": "qwen2", "layer_types": ["other"]}, "other"),
+  ],
+)
+def test_other_facts_are_refused(changes, words):
+  config = PUBLISHED["Llama-3.2-1B"] | changes
+  with pytest.raises(UserError, match=words):
+    families.read_config(config, 1000)
+
+
+def test_both_forms_of_rotary_positions_are_one():
+  scaling = PUBLISHED["Llama-3.2-1B"]["rope_scaling"]
+  old = ropes({"rope_theta": 5e5, "rope_scaling": scaling})
+  nested = {"rope_parameters": {"rope_theta": 5e5, **scaling}}
+  assert ropes(nested) == old
+
+
+def test_the_table_of_families_is_the_files(family):
+  found = family[0]
+  kind = json.loads(str(found["config"]))["model_type"]
+  assert kind in families.FAMILIES
+
+
+def test_every_family_has_a_file():
+  kinds = {
+    json.loads(str(np.load(FILES / f"{name}.npz")["config"]))["model_type"]
+    for name in NAMES
+  }
+  assert kinds == set(families.FAMILIES)
