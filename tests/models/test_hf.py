@@ -247,7 +247,7 @@ def test_old_and_nested_rotary_forms_are_one(copy):
 
 
 def test_paths_that_are_no_model(tmp_path):
-  with pytest.raises(UserError, match="neither a local path nor a hub id"):
+  with pytest.raises(UserError, match="does not exist"):
     open_model(str(tmp_path / "nothing"))
   (tmp_path / "empty").mkdir()
   (tmp_path / "empty" / "config.json").write_text('{"model_type": "llama"}')
