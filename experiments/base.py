@@ -120,7 +120,6 @@ def get_config() -> config_dict.ConfigDict:
   c.algorithm.tokens = unset(int)  # the constant that replaces lengths
   c.algorithm.average = unset(str)  # dapo: prompt or batch
   c.algorithm.rounds = unset(int)  # rollout batches to fill a step
-  c.algorithm.overlong_limit = unset(int)  # dapo: L_max of its penalty
   c.algorithm.bound = unset(float)  # gmpo, dppo
   c.algorithm.delta = unset(float)  # deepseek_v32: of the off-policy mask
   c.algorithm.positive = unset(float)  # sapo: τ where the advantage is above 0

@@ -96,7 +96,9 @@ def adjust(
     changes["correction"] = _correction(
       correction, correction_level, correction_low, correction_high
     )
-  elif correction_level or correction_low or correction_high:
+  if correction in (None, "none") and (
+    correction_level or correction_low or correction_high
+  ):
     raise UserError("algorithm.correction_* need algorithm.correction")
   if dual_clip:
     clipped = isinstance(row.surrogate, losses.Clipped)
@@ -123,6 +125,8 @@ def _with_kl(
   if place is None:
     place = "reward" if row.kl_in_reward is not None else "loss"
   _one_of("kl_place", place, ("none", "loss", "reward"))
+  if estimator is not None:
+    _one_of("kl_estimator", estimator, ("exact", *kl.ESTIMATORS))
   if place == "none" or beta == 0:
     needs = row.offline
     return dataclasses.replace(
@@ -134,8 +138,6 @@ def _with_kl(
   if beta is None:
     _needs(now, "kl_place", "algorithm.kl_beta, its coefficient")
     beta = now.coefficient
-  if estimator is not None:
-    _one_of("kl_estimator", estimator, ("exact", *kl.ESTIMATORS))
   reference = row.reference or kl.Reference()
   if place == "reward":
     _needs(estimator != "exact" and not how, "kl_place=reward", "k1, k2 or k3")
@@ -173,6 +175,8 @@ def _correction(
 
 
 def _overlong(how: str | None, cache: int | None, limit: int) -> dict[str, Any]:
+  if cache is not None and how != "soft":
+    raise UserError("algorithm.overlong_cache needs algorithm.overlong=soft")
   if how is None:
     return {}
   _one_of("overlong", how, ("none", "mask", "soft"))
@@ -219,5 +223,13 @@ def split(
     own: arguments of the row's constructor.
   """
   given = {k: v for k, v in group.items() if v is not None}
+  for mine, other in (
+    ("beta", "kl_beta"),
+    ("refresh_every", "reference_every"),
+  ):
+    if mine in given and other in given and mine in own:
+      raise UserError(
+        f"algorithm.{mine} and algorithm.{other} are the same; give one"
+      )
   around = {k: v for k, v in given.items() if k in KEYS and k not in own}
   return {k: v for k, v in given.items() if k not in around}, around

@@ -152,9 +152,12 @@ def batch_std(x: Array, scored: Array, ddof: int) -> Array:
   """Standard deviation over all scored rows of a batch: []."""
   count = jnp.sum(scored)
   mean = jnp.sum(jnp.where(scored, x, 0.0)) / jnp.maximum(count, 1)
-  squares = jnp.sum(jnp.where(scored, jnp.square(x - mean), 0.0))
+  centred = jnp.where(scored, x - mean, 0.0)
+  size = jnp.max(jnp.abs(centred))  # squares of large rewards would overflow
+  flat = size == 0
+  squares = jnp.sum(jnp.square(centred / jnp.where(flat, 1.0, size)))
   variance = squares / jnp.maximum(count - ddof, 1)
-  return jnp.sqrt(jnp.where(variance > 0, variance, 1.0)) * (variance > 0)
+  return size * jnp.sqrt(jnp.where(flat, 1.0, variance))
 
 
 def batch_mean(rewards: Array, scored: Array) -> Array:

@@ -73,16 +73,22 @@ def _after(
 ) -> TrainState:
   """What follows the policy at the end of a step: reference, controllers."""
   controllers, ends = dict(state.controllers), jnp.asarray(ends_step) > 0
-  if "pretrain_left" in controllers:
-    controllers["pretrain_left"] -= jnp.int32(ends)
   if algorithm.adaptive is not None:
     scale = controllers["kl_scale"]
     changed = algorithm.adaptive(scale, out["kl/ref"])
-    controllers["kl_scale"] = jnp.where(ends, changed, scale)
+    # A policy that stood still says nothing of the coefficient.
+    moved = ends & (out["update/dead"] + out["update/nonfinite"] == 0)
+    if "pretrain_left" in controllers:
+      moved &= controllers["pretrain_left"] <= 0
+    controllers["kl_scale"] = jnp.where(moved, changed, scale)
     out["kl/scale"] = scale
+  for name, count in (("pretrain_left", -1), ("rl_steps", 1)):
+    if name in controllers:
+      controllers[name] += jnp.int32(count * ends)
   ref = state.ref
   if algorithm.reference is not None and algorithm.reference.moves:
-    moved = algorithm.reference(ref, policy(state.trainable), state.step)
+    now = controllers["rl_steps"]
+    moved = algorithm.reference(ref, policy(state.trainable), now)
     ref = jax.tree.map(lambda new, old: jnp.where(ends, new, old), moved, ref)
   return state.replace(ref=ref, controllers=controllers)
 
@@ -92,6 +98,8 @@ def controllers(algorithm: Algorithm) -> dict[str, Array]:
   out = {}
   if algorithm.adaptive is not None:
     out["kl_scale"] = jnp.float32(1)
+  if algorithm.reference is not None and algorithm.reference.moves:
+    out["rl_steps"] = jnp.int32(0)
   if algorithm.critic is not None:
     out["pretrain_left"] = jnp.int32(algorithm.critic.pretrain_steps)
   return out

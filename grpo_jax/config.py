@@ -226,6 +226,10 @@ def make_algorithm(c: Mapping[str, Any], sampling: Sampling) -> Algorithm:
   arguments = tuple(inspect.signature(constructor).parameters)
   own, around = adjust.split(c, arguments)
   row = named.make("algorithm", ALGORITHMS, own)
+  if not isinstance(row, Algorithm):
+    raise UserError(
+      f"algorithm {c['name']!r} gives {type(row).__name__}, not an Algorithm"
+    )
   return adjust.adjust(row, **around, max_tokens=sampling.max_tokens)
 
 

@@ -96,14 +96,17 @@ class Adaptive:
 
   Attributes:
     target: of the KL per token, in nats.
+    bound: β stays within this factor of what it began with.
   """
 
   target: float
+  bound: float = 1024.0
 
   def __call__(self, scale: Array, measured: Array) -> Array:
     """The next multiple of β, [] -> []."""
     scale = jnp.where(measured > 1.5 * self.target, scale * 2, scale)
-    return jnp.where(measured < self.target / 1.5, scale / 2, scale)
+    scale = jnp.where(measured < self.target / 1.5, scale / 2, scale)
+    return jnp.clip(scale, 1 / self.bound, self.bound)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +114,8 @@ class Reference:
   """How the reference policy moves. It begins as the policy RL begins with.
 
   Attributes:
-    refresh_every: steps after which it becomes the policy as it is; 0: never
-      (iterative GRPO, 2402.03300 algorithm 1; R1-Zero: 400).
+    refresh_every: steps of RL after which it becomes the policy as it is; 0:
+      never (iterative GRPO, 2402.03300 algorithm 1; R1-Zero: 400).
     decay: of an exponential average, taken at each step; 1: none.
   """
 

@@ -284,5 +284,6 @@ class Preference:
     sign = jnp.sign(jnp.sum(advantages, axis=-1, keepdims=True))
     margin = jnp.sum(sign * gain, axis=1, keepdims=True)
     value = jax.nn.log_sigmoid(self.beta * margin)
-    value = jnp.where(sign != 0, value, 0.0)
+    # A pair of which one row may not train is no pair.
+    value = jnp.where(jnp.all(sign != 0, axis=1, keepdims=True), value, 0.0)
     return jnp.broadcast_to(value, ratio.shape), _never(ratio), _never(ratio)

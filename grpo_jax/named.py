@@ -46,9 +46,15 @@ def make(
       )
     _check_type(f"{kind} {name}", key, value, parameters[key].default)
   for key, parameter in parameters.items():
-    if parameter.default is parameter.empty and not settings.get(key):
+    if parameter.default is parameter.empty and settings.get(key) in (None, ""):
       raise UserError(f"{kind} {name} needs the setting {key!r}")
-  return constructor(*args, **settings)
+  try:
+    return constructor(*args, **settings)
+  except UserError:
+    raise
+  except Exception as error:  # one's own constructor may raise anything
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    raise UserError(f"{kind} {name!r} cannot be made: {why}") from error
 
 
 def find(

@@ -175,7 +175,11 @@ def check_reference(built: Built, state: TrainState, batch: Batch) -> None:
   if room is not None and 4 * size > room:
     return
   ref = state.ref if algorithm.exact_kl else None
-  index = built.to_device(np.arange(b.micro_batch_prompts, dtype=np.int32))
+  trains = (np.asarray(batch.weights) != 0).any(axis=(1, 2))
+  if not trains.any():
+    return
+  order = np.argsort(~trains, kind="stable").astype(np.int32)
+  index = built.to_device(order[: b.micro_batch_prompts])
   plan = max(b.slabs, key=lambda p: sum(rows * n for rows, n in p))
   norms = []
   for shift in (0.0, 0.5):

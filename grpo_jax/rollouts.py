@@ -18,6 +18,7 @@ import numpy as np
 
 from grpo_jax import data, metrics
 from grpo_jax.build import Built
+from grpo_jax.errors import UserError
 from grpo_jax.rewards.runner import RewardBatch
 from grpo_jax.tasks.base import Completion, Example
 from grpo_jax.types import Rewards, Rollout, TrainState, policy
@@ -294,6 +295,12 @@ def step_rewards(
   steps that end in the same token are added.
   """
   host, decode = sampled.host, built.experiment.tokenizer.decode
+  if not any(steps for group in sampled.rewards.steps for steps in group):
+    task = built.experiment.task.name
+    raise UserError(
+      f"task {task} gave no completion a reward for its steps (Reward.steps),"
+      f" which algorithm {built.experiment.algorithm.name} trains on"
+    )
   out = np.zeros(host.ids.shape, np.float32)
   flags = np.zeros(host.ids.shape, bool)
   for b, g in np.ndindex(*host.lengths.shape):

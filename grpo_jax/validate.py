@@ -5,6 +5,7 @@ starts. Both read records alone.
 """
 
 import functools
+import math
 from typing import Any
 
 from grpo_jax import advantages, kl, losses, returns
@@ -65,7 +66,21 @@ def check(a: Algorithm, *, group: int, prompts: int, task_parts: int) -> None:
   if a.kl is not None and a.kl.ratio_weighted and plain:
     raise UserError(f"{name}: a KL weighted by the ratio needs a ratio")
   _check_kl(a, name)
-  if group < 2 and outcome_of(a) in OF_GROUP:
+  blind = returns.PartwiseNormalized | returns.ProcessSupervision
+  shaped = a.kl_in_reward is not None or a.length_penalty is not None
+  if isinstance(a.advantage, blind) and shaped:
+    raise UserError(
+      f"{name} reads parts or steps of the reward, and a penalty is in neither:"
+      " take kl_place=loss, and no overlong=soft"
+    )
+  _check_numbers(a, name, group)
+  compares = outcome_of(a) in OF_GROUP or isinstance(
+    a.advantage, returns.PartwiseNormalized
+  )
+  compares |= getattr(a.advantage, "centre", False) is True
+  compares |= getattr(a.advantage, "baseline", False) is True
+  compares |= a.advantage is returns.length_weighted_baseline
+  if group < 2 and compares:
     raise UserError(
       f"{name} compares the completions of a prompt; sampling.group_size"
       f" {group} must be at least 2"
@@ -92,6 +107,28 @@ def check(a: Algorithm, *, group: int, prompts: int, task_parts: int) -> None:
     raise UserError(
       f"{name} takes its ratio against the sampler already; a correction from"
       " the sampler would count it twice"
+    )
+
+
+def _check_numbers(a: Algorithm, name: str, group: int) -> None:
+  """Constants with which a part is nothing."""
+  dual = getattr(a.surrogate, "dual", math.inf)
+  if dual <= 1:
+    raise UserError(
+      f"{name}: dual_clip {dual} must be above 1, or fresh samples are clipped"
+    )
+  low, high = (getattr(a.correction, x, None) for x in ("low", "high"))
+  if low is not None and low >= high:
+    raise UserError(
+      f"{name}: the correction's band from {low} to {high} holds no weight"
+    )
+  part = getattr(a.advantage, "fn", a.advantage)
+  given = getattr(part, "keywords", {})
+  ddof = given.get("ddof", getattr(part, "ddof", 0))
+  of_group = outcome_of(a) is advantages.group_normalized
+  if of_group and ddof >= group:
+    raise UserError(
+      f"{name}: ddof {ddof} must be below sampling.group_size {group}"
     )
 
 
@@ -149,6 +186,12 @@ def warnings(a: Algorithm, *, updates: int, group: int) -> list[str]:
     out.append(
       f"{updates} updates per rollout without a ratio: all but the first are"
       " off policy and nothing corrects it"
+    )
+  if a.reference is not None and (
+    a.reference.refresh_every == 1 or a.reference.decay == 0
+  ):
+    out.append(
+      "the reference is the policy anew at every step: the KL to it is 0"
     )
   if outcome_of(a) is advantages.group_normalized and group == 2:
     out.append(

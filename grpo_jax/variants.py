@@ -12,7 +12,6 @@ from grpo_jax.algorithm import (
   GROUP_MEAN,
   Algorithm,
   DynamicSampling,
-  SoftOverlong,
   choice,
   kl_loss,
   kl_reward,
@@ -46,23 +45,19 @@ def dapo(
   clip_high: float = 0.28,
   average: str = "prompt",
   rounds: int = 4,
-  overlong_limit: int = 0,
-  overlong_cache: int = 0,
 ) -> Algorithm:
   """DAPO (2503.14476): clip-higher, token mean, dynamic sampling, no KL.
+
+  Its soft overlong punishment is `overlong=soft` with `overlong_cache`, its
+  overlong filtering `overlong=mask` (`adjust.py`).
 
   Args:
     clip_low: ε_low.
     clip_high: ε_high.
     average: prompt, as eq. 8 writes it, or batch, as the released code has it.
     rounds: rollout batches at most to fill a step with useful groups.
-    overlong_limit: L_max of the soft overlong punishment (eq. 13); 0: none.
-    overlong_cache: L_cache, the tokens before it over which reward falls.
   """
   averages = {"prompt": tw.prompt_token_mean, "batch": tw.token_mean}
-  penalty = None
-  if overlong_limit:
-    penalty = SoftOverlong(overlong_limit, overlong_cache)
   return Algorithm(
     name="dapo",
     source="2503.14476",
@@ -70,7 +65,6 @@ def dapo(
     weights=choice("average", average, averages),
     ratio=losses.token_ratio,
     surrogate=losses.Clipped(clip_low, clip_high),
-    length_penalty=penalty,
     resample=DynamicSampling(rounds),
   )
 

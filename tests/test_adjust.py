@@ -136,6 +136,27 @@ def test_every_adjustment_is_a_declared_key():
     ({"name": "dapo", "average": "row"}, "row"),
     ({"name": "reinforce", "baseline": "mean"}, "mean"),
     ({"gamma": 0.9}, "has no setting 'gamma'"),
+    ({"dual_clip": 0.5}, "dual_clip 0.5 must be above 1"),
+    (
+      {
+        "correction": "banded",
+        "correction_low": 3.0,
+        "correction_high": 2.0,
+      },
+      "band from 3.0 to 2.0",
+    ),
+    ({"correction": "none", "correction_high": 2.0}, "need algorithm.correct"),
+    ({"overlong_cache": 4}, "needs algorithm.overlong=soft"),
+    ({"name": "grpo", "beta": 0.1, "kl_beta": 0.1}, "are the same"),
+    ({"name": "grpo", "ddof": 9}, "ddof 9 must be below"),
+    ({"name": "opo", "group_size": 1}, "at least 2"),
+    ({"name": "reinforce_pp_baseline", "group_size": 1}, "at least 2"),
+    ({"name": "reinforce", "baseline": "group", "group_size": 1}, "at least 2"),
+    ({"kl_place": "none", "kl_estimator": "k4"}, "'k4'"),
+    (
+      {"name": "grpo_process", "kl_place": "reward", "kl_beta": 1.0},
+      "a penalty is in neither",
+    ),
     ({"entropy": -1.0}, "algorithm.entropy -1.0 must be at least 0"),
     ({"name": "ppo", "lam": 1.5}, "algorithm.lam 1.5 must be between 0 and 1"),
   ],
@@ -185,6 +206,37 @@ def test_soft_overlong_in_tokens():
   penalty = SoftOverlong(100, 20)
   lengths = np.array([80, 90, 100, 101])
   np.testing.assert_allclose(penalty(lengths), [0, -0.5, -1, -1])
+
+
+def test_a_reference_that_is_the_policy_is_said():
+  row = made("grpo", refresh_every=1)
+  assert "the KL to it is 0" in " ".join(
+    validate.warnings(row, updates=4, group=8)
+  )
+
+
+@pytest.mark.parametrize(
+  ("name", "words"),
+  [
+    ("os:getcwd", "gives str, not an Algorithm"),
+    ("test_adjust:broken", "cannot be made: ZeroDivisionError"),
+  ],
+)
+def test_constructors_of_ones_own_that_are_none(name, words):
+  with pytest.raises(UserError, match=words):
+    made(name)
+
+
+def broken():
+  return 1 / 0
+
+
+def test_adaptive_kl_is_bounded():
+  scale = np.float32(1)
+  for measured, want in ((1e9, 1024.0), (0.0, 1 / 1024)):
+    for _ in range(40):
+      scale = Adaptive(0.1)(scale, np.float32(measured))
+    assert scale == want
 
 
 def test_an_outcome_is_compared_by_what_it_is():

@@ -205,8 +205,8 @@ def family(c: Config) -> Family:
   Raises:
     UserError: one that is not supported.
   """
-  kind = c.get("model_type")
-  if kind not in FAMILIES:
+  kind = c.get("model_type") if isinstance(c, Mapping) else None
+  if not isinstance(kind, str) or kind not in FAMILIES:
     raise UserError(
       f"model_type {kind!r} is not supported; supported are"
       f" {', '.join(FAMILIES)}"
@@ -236,13 +236,15 @@ def read_config(c: Config, tokenizer_vocab: int) -> Architecture:
       " rows: they do not belong together"
     )
   heads = _needed(c, "num_attention_heads")
-  return Architecture(
+  arch = Architecture(
     vocab=c["vocab_size"],
     real_vocab=tokenizer_vocab,
     layers=_needed(c, "num_hidden_layers"),
     embed=c["hidden_size"],
     heads=heads,
-    kv_heads=c.get("num_key_value_heads") or heads,
+    kv_heads=heads
+    if c.get("num_key_value_heads") is None
+    else c["num_key_value_heads"],
     head_dim=c.get("head_dim") or c["hidden_size"] // heads,
     ffn=c["intermediate_size"],
     tied=bool(c.get("tie_word_embeddings", f.tied)),
@@ -251,6 +253,33 @@ def read_config(c: Config, tokenizer_vocab: int) -> Architecture:
     **ropes(c),
     **f.facts(c),
   )
+  _check_facts(arch, c)
+  return arch
+
+
+def _check_facts(arch: Architecture, c: Config) -> None:
+  """Refuses numbers that no model has."""
+  counts = ("layers", "embed", "heads", "kv_heads", "head_dim", "ffn")
+  for key in counts:
+    value = getattr(arch, key)
+    if type(value) is not int or value < 1:
+      raise UserError(
+        f"config.json makes {key} {value!r}, not a number above 0"
+      )
+  for key in ("rope_theta", "norm_eps"):
+    value = getattr(arch, key)
+    number = isinstance(value, int | float) and math.isfinite(value)
+    if not number or value <= 0:
+      raise UserError(
+        f"config.json makes {key} {value!r}, not a number above 0"
+      )
+  if not isinstance(c.get("tie_word_embeddings", True), bool):
+    raise UserError("config.json has tie_word_embeddings that is not a bool")
+  if arch.heads % arch.kv_heads:
+    raise UserError(
+      f"config.json has {arch.heads} heads, which {arch.kv_heads} key/value"
+      " heads do not divide"
+    )
 
 
 def _check_attributes(c: Config, f: Family) -> None:

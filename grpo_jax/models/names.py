@@ -85,6 +85,8 @@ def their_shape(weight: Weight, tensor: Tensor) -> tuple[int, ...]:
 def to_ours(x: np.ndarray, weight: Weight, tensor: Tensor) -> np.ndarray:
   """One foreign tensor in our layout (of one layer)."""
   ours = weight.shape[1:] if "{}" in tensor.name else weight.shape
+  if not np.isfinite(x).all():
+    raise UserError(f"tensor {tensor.name!r} has values that are not finite")
   x = x.reshape([ours[axis] for axis in tensor.order])
   x = x.transpose(np.argsort(tensor.order))
   return np.ascontiguousarray(x + np.float32(tensor.add) if tensor.add else x)

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_jax.errors import UserError
 from grpo_jax.models import families, hf, names
 from grpo_jax.models.architecture import Architecture
 from grpo_jax.models.gguf import GGUF
@@ -28,7 +29,14 @@ class Pretrained:
 
   def architecture(self, tokenizer_vocab: int) -> Architecture:
     """Its facts; ids past the tokenizer's are never sampled."""
-    return families.read_config(self.config, tokenizer_vocab)
+    try:
+      return families.read_config(self.config, tokenizer_vocab)
+    except (TypeError, AttributeError, ValueError, ZeroDivisionError) as error:
+      if isinstance(error, UserError):
+        raise
+      raise UserError(
+        f"the facts of {self.path} cannot be understood: {error}"
+      ) from error
 
   def load(self, arch: Architecture, shardings: Params) -> Params:
     """Reads the weights straight into sharded float32 arrays."""
@@ -54,9 +62,16 @@ def open_model(path: str) -> Pretrained:
     UserError: there is none, or it is broken or of another family.
   """
   local = hf.locate(path)
-  if os.path.isfile(local):
-    file = GGUF(local)
-    return Pretrained(local, file.config, file)
-  config = hf.read_json(pathlib.Path(local) / "config.json")
-  families.family(config)
-  return Pretrained(local, config, hf.Safetensors(local))
+  try:
+    if os.path.isfile(local):
+      file = GGUF(local)
+      return Pretrained(local, file.config, file)
+    config = hf.read_json(pathlib.Path(local) / "config.json")
+    families.family(config)
+    return Pretrained(local, config, hf.Safetensors(local))
+  except UserError:
+    raise
+  except (TypeError, AttributeError, KeyError, ZeroDivisionError) as error:
+    raise UserError(
+      f"{local} cannot be understood: {type(error).__name__} {error}"
+    ) from error

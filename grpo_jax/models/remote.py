@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import json
 import os
 import pathlib
 import shutil
@@ -14,8 +15,9 @@ CACHE = "~/.cache/grpo_jax/models"
 def copy(url: str, patterns: tuple[str, ...]) -> str:
   """A local copy of a directory or file in an object store.
 
-  What is there already with the same size is not fetched again; a file that
-  was cut off is.
+  A file whose key (what the store says of it: size, time, etag) is the one it
+  was fetched with is not fetched again; one that was cut off, or replaced, is.
+  What has gone at the source goes here.
 
   Args:
     url: gs://bucket/path, s3://…; any scheme that fsspec knows.
@@ -43,9 +45,15 @@ def copy(url: str, patterns: tuple[str, ...]) -> str:
     raise UserError(f"{url} holds no model: no file like {patterns[0]} there")
   folder = hashlib.sha256(url.encode()).hexdigest()[:16]
   out = pathlib.Path(os.path.expanduser(CACHE)) / folder
+  known = out / "keys.json"
+  keys = json.loads(known.read_text()) if known.exists() else {}
+  for stale in out.glob("*"):
+    if stale.name not in found and stale != known:
+      stale.unlink()
   for name, (source, size) in found.items():
-    target = out / name
-    if target.exists() and target.stat().st_size == size:
+    target, key = out / name, str(files.ukey(source))
+    whole = target.exists() and target.stat().st_size == size
+    if whole and keys.get(name) == key:
       continue
     part = target.with_suffix(target.suffix + ".part")
     try:
@@ -53,6 +61,8 @@ def copy(url: str, patterns: tuple[str, ...]) -> str:
       with files.open(source, "rb") as there, part.open("wb") as here:
         shutil.copyfileobj(there, here, 16 * 2**20)
       part.replace(target)
+      keys[name] = key
+      known.write_text(json.dumps(keys))
     except Exception as error:
       raise UserError(
         f"{url}/{name} could not be copied to {target}: {_words(error)}"

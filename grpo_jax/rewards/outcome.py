@@ -140,12 +140,14 @@ def checked(value: Any) -> Reward:
 def _steps(steps: Any) -> tuple[tuple[int, float], ...]:
   """Rewards of steps, their ends rising."""
   try:
-    out = [(int(end), _finite("a step's reward", x)) for end, x in steps]
+    out = [(end, _finite("a step's reward", x)) for end, x in steps]
   except (TypeError, ValueError) as error:
     raise NotAScore(
       f"steps is {_kind(steps)}, not pairs of (end, reward)"
     ) from error
   ends = [end for end, _ in out]
+  if not all(type(end) is int for end in ends):
+    raise NotAScore(f"ends of steps {ends[:8]} must be whole numbers")
   if ends != sorted(set(ends)) or (ends and ends[0] < 1):
     raise NotAScore(f"ends of steps {ends[:8]} must rise from 1 on")
   return tuple(out)

@@ -215,6 +215,12 @@ def test_windows_follow_their_period():
     ({"model_type": "qwen2", "use_sliding_window": True}, "use_sliding_window"),
     ({"model_type": "gemma3"}, "'gemma3' is not supported"),
     ({"model_type": "qwen2", "layer_types": ["other"]}, "other"),
+    ({"rms_norm_eps": float("nan")}, "norm_eps nan"),
+    ({"rope_theta": -1.0}, "rope_theta -1.0"),
+    ({"num_key_value_heads": 0}, "kv_heads 0"),
+    ({"num_key_value_heads": 5}, "do not divide"),
+    ({"tie_word_embeddings": "false"}, "not a bool"),
+    ({"model_type": ["llama"]}, "is not supported"),
   ],
 )
 def test_other_facts_are_refused(changes, words):

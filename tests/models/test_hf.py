@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+import time
 
 import jax
 import jax.numpy as jnp
@@ -278,6 +279,15 @@ def test_a_model_in_an_object_store(tmp_path, monkeypatch):
     opened.architecture(48), place(opened.architecture(48))
   )
   assert (folder / "config.json").stat().st_mtime_ns == whole
+  # Another file of the same size is another file; one that went is gone.
+  time.sleep(0.01)
+  changed = (TINY / shard.name).read_bytes()
+  changed = changed[:-4] + b"\0\0\0\0"
+  store.pipe_file(f"/bucket/tiny/{shard.name}", changed)
+  store.rm("/bucket/tiny/generation_config.json")
+  open_model("memory://bucket/tiny")
+  assert shard.read_bytes() == changed
+  assert not (folder / "generation_config.json").exists()
 
 
 @pytest.mark.parametrize(
