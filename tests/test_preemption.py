@@ -91,6 +91,15 @@ def test_shield_lets_a_step_finish():
 
 
 def test_second_interrupt_aborts():
+  # A shell's background job begins with SIGINT ignored.
+  inherited = signal.signal(signal.SIGINT, signal.default_int_handler)
+  try:
+    _interrupt_twice()
+  finally:
+    signal.signal(signal.SIGINT, inherited)
+
+
+def _interrupt_twice():
   before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
   with Guard() as guard:
     os.kill(os.getpid(), signal.SIGINT)
