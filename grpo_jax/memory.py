@@ -286,7 +286,8 @@ def _cheaper(
   if phase in ("update", "gradients"):
     yield from _cheaper_update(e, ways)
   for n in _divisors(b.prompts_per_step, ways):
-    if n % min(b.prompts_per_update, b.prompts_per_step) and n != 0:
+    given = e.config["batch"]["prompts_per_update"]
+    if given and n % given:
       continue  # the mini-batch would not divide it
     micro = min(n, b.micro_batch_prompts)
     less = dataclasses.replace(b, prompts_per_step=n, micro_batch_prompts=micro)

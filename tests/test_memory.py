@@ -75,6 +75,16 @@ def test_what_would_fit_does():
   assert program(smaller, name or "gradients") < room * 1.5
 
 
+def test_a_smaller_rollout_is_offered_where_its_mini_batches_divide_it():
+  for update, offered in ((0, "=8 "), (8, "=8 "), (16, "")):
+    built = made(batch__prompts_per_update=update)
+    parts = memory.buffers(built.experiment, built.mesh, "sample")
+    extra = sum(parts.values()) - parts["weights, moments and reference"]
+    text = memory.describe(built, "sample", predicted=extra, room=extra * 0.8)
+    found = f"--config.batch.prompts_per_step{offered}" in text
+    assert found == bool(offered), (update, text)
+
+
 def test_a_run_that_does_not_fit_ends_before_its_first_step(tmp_path):
   # The state was taken already; a program needs this much more.
   out = train_runs.train(
