@@ -29,6 +29,18 @@ PARTS = (
 FLAGS = ("steps", "baseline_rollout", "offline")
 
 
+def _opened(part: Any) -> tuple[Any, dict[str, Any]]:
+  """What a part is named and documented by, and its constants."""
+  if isinstance(part, functools.partial):
+    return part.func, part.keywords
+  if not dataclasses.is_dataclass(part):
+    return part, {}
+  values = {x.name: getattr(part, x.name) for x in dataclasses.fields(part)}
+  if values.get("fn") is not None:  # an outcome is what its function is
+    return _opened(values["fn"])
+  return type(part), values
+
+
 def words(part: Any) -> str:
   """A part as one line: what it is and its constants.
 
@@ -37,30 +49,16 @@ def words(part: Any) -> str:
   """
   if part is None:
     return "none"
-  if isinstance(part, functools.partial):
-    return f"{words(part.func)} {_constants(part.keywords)}"
-  if dataclasses.is_dataclass(part):
-    values = {x.name: getattr(part, x.name) for x in dataclasses.fields(part)}
-    inner = values.pop("fn", None)
-    if inner is not None:
-      return words(inner)
-    return f"{_first_line(type(part))} {_constants(values)}".rstrip()
-  return _first_line(part)
+  what, values = _opened(part)
+  return f"{_first_line(what)} {_constants(values)}".rstrip()
 
 
 def name(part: Any) -> str:
   """A part's name and its constants, for tables."""
   if part is None:
     return ""
-  if isinstance(part, functools.partial):
-    return f"{part.func.__name__}{_constants(part.keywords)}"
-  if dataclasses.is_dataclass(part):
-    values = {x.name: getattr(part, x.name) for x in dataclasses.fields(part)}
-    inner = values.pop("fn", None)
-    if inner is not None:
-      return name(inner)
-    return f"{type(part).__name__}{_constants(values)}"
-  return part.__name__
+  what, values = _opened(part)
+  return f"{what.__name__}{_constants(values)}"
 
 
 def _first_line(thing: Any) -> str:

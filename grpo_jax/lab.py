@@ -32,20 +32,29 @@ Reward = Callable[[Rollout], Rewards]
 
 
 def begin(
-  params: Params, key: Array, *, algorithm: Algorithm, optimizer: Optimizer
+  params: Params,
+  key: Array,
+  step: Array | int = 0,
+  *,
+  algorithm: Algorithm,
+  optimizer: Optimizer,
 ) -> TrainState:
-  """A run's first state: reference and critic begin as the policy does."""
-  trainable = params
+  """A phase's first state: reference and critic begin as the policy does."""
+  # Copies: were they the policy's own buffers, a donated update would overwrite
+  # the reference.
+  ref, trainable = None, params
+  if algorithm.reference is not None:
+    ref = jax.tree.map(jnp.copy, params)
   if algorithm.critic is not None:
     critic = values.init(params, algorithm.critic.shared)
     trainable = {**params, "critic": critic}
   return TrainState(
     trainable=trainable,
     frozen={},
-    ref=None if algorithm.reference is None else params,
+    ref=ref,
     opt=optimizer.transform.init(trainable),
     controllers=controllers(algorithm),
-    step=jnp.int32(0),
+    step=jnp.asarray(step, jnp.int32),
     key=key,
   )
 

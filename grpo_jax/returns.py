@@ -37,7 +37,12 @@ def token_rewards(rewards: Rewards, rollout: Rollout) -> Array:
 
 
 def reward_to_go(rewards: Array, gamma: float | Array) -> Array:
-  """Σ_{l>=t} γ^{l-t} r_l at each token: [..., T] -> [..., T]."""
+  """Σ_{l>=t} γ^{l-t} r_l at each token: [..., T] -> [..., T].
+
+  Args:
+    rewards: [..., T].
+    gamma: [], or one for each row, [...].
+  """
 
   def back(following: Array, reward: Array) -> tuple[Array, Array]:
     total = reward + gamma * following
@@ -273,16 +278,4 @@ class GAE:
     delta = jnp.where(
       use, reward + self.gamma * following - values[..., :-1], 0
     )
-    return jnp.where(use, _decayed(delta, self.gamma * lam), 0.0)
-
-
-def _decayed(delta: Array, factor: Array) -> Array:
-  """Σ_l factor^l δ_{t+l}: [B, G, T], [] or [B, G] -> [B, G, T]."""
-
-  def back(following: Array, now: Array) -> tuple[Array, Array]:
-    total = now + factor * following
-    return total, total
-
-  moved = jnp.moveaxis(delta, -1, 0)
-  _, out = jax.lax.scan(back, jnp.zeros_like(moved[0]), moved, reverse=True)
-  return jnp.moveaxis(out, 0, -1)
+    return jnp.where(use, reward_to_go(delta, self.gamma * lam), 0.0)

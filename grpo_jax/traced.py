@@ -3,15 +3,15 @@
 Each returns a pure function of arrays. `build` makes programs of them.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from grpo_jax import grpo, tokens, values
+from grpo_jax import grpo, lab, tokens, values
 from grpo_jax.algorithm import Algorithm
-from grpo_jax.apply import controllers
 from grpo_jax.config import Experiment
 from grpo_jax.logprobs import Slabs
 from grpo_jax.models import transformer
@@ -42,27 +42,7 @@ def init(e: Experiment) -> Callable[..., Any]:
 
 def begin(optimizer: Optimizer, algorithm: Algorithm) -> Callable[..., Any]:
   """params, key, step -> a phase's first state, its optimizer fresh."""
-
-  def fn(params: Params, key: Array, step: Array) -> TrainState:
-    # Copies: were they the policy's own buffers, the donated update would
-    # overwrite the reference.
-    ref, trainable = None, params
-    if algorithm.reference is not None:
-      ref = jax.tree.map(jnp.copy, params)
-    if algorithm.critic is not None:
-      shared = algorithm.critic.shared
-      trainable = {**params, "critic": values.init(params, shared)}
-    return TrainState(
-      trainable=trainable,
-      frozen={},
-      ref=ref,
-      opt=optimizer.transform.init(trainable),
-      controllers=controllers(algorithm),
-      step=step,
-      key=key,
-    )
-
-  return fn
+  return functools.partial(lab.begin, algorithm=algorithm, optimizer=optimizer)
 
 
 def sample(e: Experiment, how: Sampling, stream: str) -> Callable[..., Any]:

@@ -39,6 +39,7 @@ def kinds(arch: Architecture) -> tuple[Array, Array] | None:
 
 
 def kind_of(entry: tuple[Array, Array] | None) -> Kind:
+  """A layer's own entry of `kinds`, as a scan hands it over."""
   return Kind(None, False) if entry is None else Kind(*entry)
 
 
