@@ -79,6 +79,12 @@ def get_config() -> config_dict.ConfigDict:
   c.model.remat = False  # recompute layers in the backward pass
   c.model.logit_elements = 2**24  # most logits in memory at once
 
+  c.lora = config_dict.ConfigDict()
+  c.lora.rank = 0  # of the adapters that are trained; 0: all weights are
+  c.lora.alpha = 32.0  # their scale is alpha / rank
+  c.lora.targets = ".*"  # a pattern: attn/(q|k|v|o), mlp/(gate|up|down)
+  c.lora.path = ""  # adapters in PEFT's format to start from, with their sizes
+
   c.batch = config_dict.ConfigDict()
   c.batch.prompts_per_step = 16  # the rollout batch, in prompts
   c.batch.prompts_per_update = 0  # a mini-batch: one optimizer step; 0: all

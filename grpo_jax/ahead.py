@@ -59,8 +59,8 @@ def update_programs(built: Built, part: Batch, step: Any) -> list[Job]:
   """One program per slab plan; with micro-batches, those of the host's loop."""
   state, jobs = built.shapes["rl"], []
   if built.experiment.algorithm.select is not None:
-    jobs = [(built.select, (state.trainable, part))]
-    part = built.select.abstract(state.trainable, part)
+    jobs = [(built.select, (state.params, part))]
+    part = built.select.abstract(state.params, part)
   if built.experiment.batching.micro_batches == 1:
     return [(p, (state, part, step)) for p in built.update.values()] + jobs
   size = built.experiment.batching.micro_batch_prompts
@@ -68,13 +68,14 @@ def update_programs(built: Built, part: Batch, step: Any) -> list[Job]:
   if built.ways == 1:
     which, index = built.take, (part, _abstract(built, (size,), np.int32))
   micro = which.abstract(*index)
-  ref = state.ref if built.experiment.algorithm.exact_kl else None
-  total = built.zeros.abstract(state.trainable, ref, micro)
-  gradients = (state.trainable, ref, micro, total)
+  ref = state.reference if built.experiment.algorithm.exact_kl else None
+  weights = (state.trainable, state.frozen, ref)
+  total = built.zeros.abstract(*weights, micro)
+  gradients = (*weights, micro, total)
   return [
     *[(program, gradients) for program in built.accumulate.values()],
     (built.apply, (state, total, step)),
-    (built.zeros, (state.trainable, ref, micro)),
+    (built.zeros, (*weights, micro)),
     (which, index),
     *jobs,
   ]
@@ -111,7 +112,7 @@ def rl_programs(built: Built) -> list[Job]:
   if old or ref:
     jobs += [(program, (weights, rollout)) for program in built.score.values()]
   if algorithm.critic is not None:
-    jobs.append((built.value, (state.trainable, rollout)))
+    jobs.append((built.value, (state.params, rollout)))
   if algorithm.baseline_rollout:
     jobs.append((built.baseline, sample))
   if algorithm.resample is not None:

@@ -16,13 +16,15 @@ from grpo_jax.compile import Program, Programs
 from grpo_jax.config import Experiment
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import Slabs
-from grpo_jax.models import transformer
+from grpo_jax.models import peft
+from grpo_jax.models.decoders import decoder
 from grpo_jax.rewards.runner import Runner
 from grpo_jax.types import (
   Array,
   Params,
   Prompts,
   TrainState,
+  merge,
   policy,
 )
 
@@ -38,7 +40,9 @@ class Built:
     shapes: (state before the update of each phase): 'warmup' and 'rl', the
       abstract train states with their shardings.
     init: key -> parameters, born sharded.
-    begin: {phase: params, key, step -> state} with a fresh optimizer.
+    adapt: params, key -> them with fresh adapters, where there are any.
+    begin: {phase: params, key, step -> state} with a fresh optimizer; params
+      are donated.
     imitate: state, prompts, ids, lengths -> state, metrics.
     sample: params, prompts, key, step -> rollout.
     baseline: params, prompts, key, step -> the likeliest completion of each.
@@ -62,6 +66,7 @@ class Built:
   programs: Programs
   shapes: dict[str, TrainState]
   init: Program
+  adapt: Program
   begin: dict[str, Program]
   imitate: Program
   sample: Program
@@ -101,13 +106,26 @@ class Built:
     """Those of the model a run starts from, or drawn from the key."""
     e = self.experiment
     if e.pretrained is None:
-      return self.init(key)
+      params = self.init(key)
+    else:
+      where = jax.tree.map(lambda x: x.sharding, self.params_target())
+      params = e.pretrained.load(e.model.arch, where)
+    return self.adapted(params, key)
+
+  def adapted(self, params: Params, key: Array) -> Params:
+    """A network's parameters with the adapters that a run begins with."""
+    e = self.experiment
+    if e.model.lora is None:
+      return params
+    params = self.adapt(params, key)
+    if not e.config["lora"]["path"]:
+      return params
     where = jax.tree.map(lambda x: x.sharding, self.params_target())
-    return e.pretrained.load(e.model.arch, where)
+    return merge(params, peft.load(e.config["lora"]["path"], e.model, where))
 
   def params_target(self) -> Params:
     """Abstract parameters of the policy with their shardings."""
-    return policy(self.shapes["rl"].trainable)
+    return policy(self.shapes["rl"].params)
 
   @property
   def ways(self) -> int:
@@ -148,7 +166,7 @@ def check_mesh(e: Experiment, mesh: jax.sharding.Mesh) -> None:
         f" split (data {sizes['data']} x fsdp {sizes['fsdp']})"
       )
   arch, tensor = e.model.arch, sizes["tensor"]
-  for key in ("heads", "ffn"):
+  for key in ("heads", "experts" if arch.experts else "ffn"):
     if getattr(arch, key) % tensor:
       raise UserError(
         f"model.{key} {getattr(arch, key)} is not divisible by mesh.tensor"
@@ -173,7 +191,7 @@ def check_mesh(e: Experiment, mesh: jax.sharding.Mesh) -> None:
 def build(e: Experiment, programs: Programs) -> Built:
   """Binds every program; compiles nothing yet."""
   mesh, model = programs.mesh, e.model
-  weight_axes = transformer.axes(model.arch)
+  weight_axes = decoder(model).axes(model)
 
   def shardings(abstract: Any) -> Any:
     return sharding.state_sharding(mesh, abstract, weight_axes)
@@ -185,7 +203,7 @@ def build(e: Experiment, programs: Programs) -> Built:
     "warmup": traced.begin(e.warmup_optimizer, e.warmup_algorithm),
     "rl": traced.begin(e.optimizer, e.algorithm),
   }
-  init = traced.init(e)
+  init, adapt = traced.init(e), traced.adapt(e)
   b, s = e.batching, e.sampling
   size = f"B={b.prompts_per_step} G={s.group_size} P={e.prompt_width}"
   size += f" T={s.max_tokens}"
@@ -194,10 +212,22 @@ def build(e: Experiment, programs: Programs) -> Built:
     experiment=e,
     runner=Runner(e.task, e.scoring.time_limit, e.scoring.workers),
     programs=programs,
-    shapes={phase: _state(fn, init, shardings) for phase, fn in begins.items()},
+    shapes={
+      phase: _state(fn, lambda key: adapt(init(key), key), shardings)
+      for phase, fn in begins.items()
+    },
     init=programs.bind("init", init, out=shardings),
+    # Donated where the dtype stays, so that no second copy is made.
+    adapt=programs.bind(
+      "adapters",
+      adapt,
+      donate=(0,) if model.dtype == "float32" else (),
+      out=shardings,
+    ),
     begin={
-      phase: programs.bind("optimizer", fn, shapes=phase, out=shardings)
+      phase: programs.bind(
+        "optimizer", fn, shapes=phase, donate=(0,), out=shardings
+      )
       for phase, fn in begins.items()
     },
     imitate=programs.bind(

@@ -11,12 +11,21 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from grpo_jax import adjust, data, logprobs, named, optimizer, ranges, validate
+from grpo_jax import (
+  adjust,
+  data,
+  logprobs,
+  model_config,
+  named,
+  optimizer,
+  ranges,
+  validate,
+)
 from grpo_jax.algorithm import Algorithm
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.baselines import imitation
 from grpo_jax.errors import UserError
-from grpo_jax.models.architecture import Architecture, Model
+from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import Pretrained, open_model
 from grpo_jax.named import suggest
 from grpo_jax.optimizer import OPTIMIZERS, Optimizer
@@ -35,9 +44,6 @@ FREE = (
   "log",
   "reward.workers",
 )
-
-# Rows of the embedding are rounded up, so that meshes divide them.
-VOCAB_MULTIPLE = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,8 +173,8 @@ def _resolve(c: dict[str, Any]) -> Experiment:
   ranges.check_numbers(flatten(c))
   warmup_steps = 0 if c["init_from"] else c["warmup"]["steps"]
   task = named.make("task", TASKS, c["task"])
-  m = c["model"]
-  pretrained = open_model(m["path"]) if m["path"] else None
+  path = c["model"]["path"]
+  pretrained = open_model(path) if path else None
   tokenizer = make_tokenizer(
     c["tokenizer"],
     pretrained.path if pretrained else "",
@@ -182,10 +188,7 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     c["data"]["max_prompt_tokens"],
     c["data"]["long_prompts"],
   )
-  if pretrained:
-    model = Model(pretrained.architecture(tokenizer.vocab_size), **computed(m))
-  else:
-    model = make_model(m, tokenizer.vocab_size)
+  model, c["lora"] = model_config.make_model(c, pretrained, tokenizer)
   sampling = Sampling(
     stop_ids=stop_ids, pad_id=tokenizer.pad_id, **c["sampling"]
   )
@@ -235,6 +238,12 @@ def make_algorithm(c: Mapping[str, Any], sampling: Sampling) -> Algorithm:
 
 def check_algorithm(e: Experiment) -> None:
   """Refuses an algorithm that means nothing with this task and these sizes."""
+  critic = e.algorithm.critic
+  if e.model.lora is not None and critic is not None and not critic.shared:
+    raise UserError(
+      "lora with a critic of its own would train a second network; set"
+      " algorithm.shared=True"
+    )
   validate.check(
     e.algorithm,
     group=e.sampling.group_size,
@@ -258,30 +267,6 @@ def check_demonstrations(e: Experiment) -> None:
     data.encode_demonstrations(
       e.task, *batch, e.tokenizer, seed, e.sampling.max_tokens
     )
-
-
-def make_model(c: Mapping[str, Any], vocab: int) -> Model:
-  """The model record of `config.model`, for a tokenizer's vocabulary."""
-  how = computed(c)
-  c = {k: v for k, v in c.items() if k not in (*how, "path")}
-  if c["heads"] % c["kv_heads"]:
-    raise UserError(
-      f"model.kv_heads {c['kv_heads']} does not divide model.heads {c['heads']}"
-    )
-  if c["head_dim"] % 2:
-    raise UserError(
-      f"model.head_dim {c['head_dim']} must be even: rotary positions turn"
-      " pairs"
-    )
-  rows = -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
-  return Model(Architecture(vocab=rows, real_vocab=vocab, **c), **how)
-
-
-def computed(c: Mapping[str, Any]) -> dict[str, Any]:
-  """How a model is computed: the keys of `config.model` that are no facts."""
-  if c["dtype"] not in ("float32", "bfloat16"):
-    raise UserError(f"model.dtype {c['dtype']!r} must be float32 or bfloat16")
-  return {k: c[k] for k in ("dtype", "remat", "logit_elements")}
 
 
 def make_batching(c: Mapping[str, Any], sampling: Sampling) -> Batching:

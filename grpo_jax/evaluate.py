@@ -193,7 +193,7 @@ def define_flags() -> None:
 
 
 # What a policy brings along when it is evaluated by another configuration.
-POLICYS_OWN = ("model", "tokenizer", "seed")
+POLICYS_OWN = ("model", "lora", "tokenizer", "seed")
 
 
 def configuration(

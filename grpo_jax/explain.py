@@ -9,7 +9,7 @@ from grpo_jax.algorithm import Algorithm
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.config import Experiment
 from grpo_jax.console import Console
-from grpo_jax.models import transformer
+from grpo_jax.models import weight_table
 
 
 def preset(e: Experiment) -> Algorithm | None:
@@ -30,7 +30,7 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
   """The resolved run as (what, how) rows."""
   b, s, arch = e.batching, e.sampling, e.model.arch
   rows = b.prompts_per_step * s.group_size
-  params = transformer.parameter_count(arch)
+  params = weight_table.parameter_count(arch)
   # Policy, two moments, reference.
   copies = 3 + (e.algorithm.reference is not None)
   phases = f"{e.config['steps']} of {e.algorithm.name}"

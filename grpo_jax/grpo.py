@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from grpo_jax import metrics, sampling, shaping
 from grpo_jax.algorithm import Algorithm
 from grpo_jax.apply import apply
-from grpo_jax.logprobs import Slabs, rollout_logprobs
+from grpo_jax.logprobs import Slabs, rollout_logprobs, rollout_scores
 from grpo_jax.metrics import Metrics
 from grpo_jax.models.architecture import Model
 from grpo_jax.optimizer import Optimizer
@@ -148,7 +148,7 @@ def update(
       model=model,
       algorithm=algorithm,
       slabs=slabs,
-      ref=state.ref if algorithm.exact_kl else None,
+      ref=state.reference if algorithm.exact_kl else None,
     )
 
   if micro_batches == 1:
@@ -213,7 +213,7 @@ def loss(
   the KL is exact.
   """
   params = merge(frozen, trainable)
-  logprobs, entropy, *exact = rollout_logprobs(
+  (logprobs, entropy, *exact), aux = rollout_scores(
     params, batch.rollout, model=model, slabs=slabs, ref=ref
   )
   tokens = seen(batch, logprobs, entropy, *exact)
@@ -235,6 +235,7 @@ def loss(
     ratio=ratio,
     clipped=(low, high),
   )
+  sums |= aux
   if algorithm.critic is None:
     return value, sums
   found = values(params, batch.rollout, model=model)[..., :-1]

@@ -146,7 +146,7 @@ def restore_before(built: Built, run: str, step: int) -> TrainState:
     if phase == "rl" and at > e.warmup_steps:
       return state
     begin = built.begin["rl"]
-    return begin(policy(state.trainable), state.key, state.step)
+    return begin(policy(state.params), state.key, state.step)
 
 
 def rebuild(built: Built, run: str, step: int) -> Rebuilt:

@@ -14,6 +14,7 @@ from grpo_jax import grpo, values
 from grpo_jax.algorithm import Algorithm
 from grpo_jax.apply import controllers
 from grpo_jax.metrics import Metrics
+from grpo_jax.models import lora
 from grpo_jax.models.architecture import Model
 from grpo_jax.optimizer import Optimizer
 from grpo_jax.sampling import Sampling, stream_key
@@ -39,18 +40,23 @@ def begin(
   algorithm: Algorithm,
   optimizer: Optimizer,
 ) -> TrainState:
-  """A phase's first state: reference and critic begin as the policy does."""
+  """A phase's first state: reference and critic begin as the policy does.
+
+  Where `params` have adapters, they alone are trained, and a reference is a
+  copy of them: the rest is shared.
+  """
   # Copies: were they the policy's own buffers, a donated update would overwrite
   # the reference.
-  ref, trainable = None, params
+  trainable, frozen = lora.split(params)
+  ref = None
   if algorithm.reference is not None:
-    ref = jax.tree.map(jnp.copy, params)
+    ref = jax.tree.map(jnp.copy, trainable)
   if algorithm.critic is not None:
     critic = values.init(params, algorithm.critic.shared)
-    trainable = {**params, "critic": critic}
+    trainable = {**trainable, "critic": critic}
   return TrainState(
     trainable=trainable,
-    frozen={},
+    frozen=frozen,
     ref=ref,
     opt=optimizer.transform.init(trainable),
     controllers=controllers(algorithm),
@@ -131,7 +137,8 @@ def collect(
   needs_old: bool,
 ) -> tuple[grpo.Batch, Metrics]:
   """sample -> reward -> score -> advantage, of one step."""
-  weights = state.ref if algorithm.offline else policy(state.params)
+  weights = state.params if not algorithm.offline else state.reference
+  weights = policy(weights)
   key = stream_key(state.key, state.step, "sample")
 
   def draw(how: Sampling) -> Rollout:
@@ -156,7 +163,7 @@ def collect(
     if not needs_old:
       scores = scores.replace(logprobs=None)
   if algorithm.reference is not None:
-    ref = grpo.score(state.ref, rollout, model=model)
+    ref = grpo.score(state.reference, rollout, model=model)
     scores = scores.replace(ref_logprobs=ref.logprobs)
   scale = state.controllers.get("kl_scale")
   batch = grpo.advantage(

@@ -12,8 +12,8 @@ results come back as [B, G, T] in the original order.
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.models import transformer
-from grpo_jax.models.architecture import Model
+from grpo_jax.models.architecture import Aux, Model
+from grpo_jax.models.decoders import decoder
 from grpo_jax.models.layers import MASKED
 from grpo_jax.sharding import gather, ways
 from grpo_jax.types import Array, Params, Prompts, Rollout, length_mask
@@ -78,12 +78,13 @@ def token_logprobs(
     log-probs [B, g, T] and entropies [B, g, T] in nats, float32; with `ref`
     also KL(π‖π_ref) of the whole distribution at each position.
   """
+  net = decoder(model)
 
   def distribution(
     params: Params, hidden: Array, ids: Array, support: Array | None
   ) -> tuple[Array, Array]:
     """log π of the token, and of every id that can be drawn: [..., V or k]."""
-    x = tempered(transformer.logits(params, hidden, model=model), temperature)
+    x = tempered(net.logits(params, hidden, model=model), temperature)
     token = jnp.take_along_axis(x, ids[..., None], axis=-1)[..., 0]
     if support is not None:
       x = gather_support(x, support)
@@ -103,11 +104,8 @@ def token_logprobs(
     gap = jnp.where(probs > 0, x - y, 0.0)
     return *out, jnp.sum(probs * gap, axis=-1)
 
-  def tables(params: Params) -> Params:
-    return {k: v for k, v in params.items() if k in ("embed", "head")}
-
   ref_hidden = None if ref is None else ref[1]
-  params = (tables(params), None if ref is None else tables(ref[0]))
+  params = (net.head(params), None if ref is None else net.head(ref[0]))
   ids = jnp.clip(ids, 0, model.arch.vocab - 1)
   b, g, t, _ = hidden.shape
   per_token = b * g * model.arch.vocab // ways("prompts", "vocab")
@@ -124,8 +122,8 @@ def token_logprobs(
     return jnp.moveaxis(x, 2, 0)
 
   # Once, not in each chunk; its gradient is reduced over devices once as well.
-  axes = transformer.axes(model.arch)
-  params = tuple(x and gather(x, {k: axes[k] for k in x}) for x in params)
+  axes = net.head(net.axes(model))
+  params = tuple(x and gather(x, axes) for x in params)
   pieces = jax.tree.map(cut, (hidden, ids, support, ref_hidden))
   _, out = jax.lax.scan(
     lambda carry, piece: (carry, chunk(params, piece)), None, pieces
@@ -160,6 +158,19 @@ def rollout_logprobs(
     log-probs [B, G, T] and entropies [B, G, T], float32, 0 off the lengths;
     with `ref` the exact KL of each token's distribution, too.
   """
+  out, _ = rollout_scores(params, rollout, model=model, slabs=slabs, ref=ref)
+  return out
+
+
+def rollout_scores(
+  params: Params,
+  rollout: Rollout,
+  *,
+  model: Model,
+  slabs: Slabs | None = None,
+  ref: Params | None = None,
+) -> tuple[tuple[Array, ...], Aux]:
+  """`rollout_logprobs`, and what the network reports beside (its router)."""
   _, g, t = rollout.ids.shape
   slabs = slabs or ((g, t),)
   assert sum(rows for rows, _ in slabs) == g, (slabs, g)
@@ -184,11 +195,19 @@ def rollout_logprobs(
   inputs = tuple(
     completion_inputs(rollout.prompts, ids, heads=False) for ids, _ in pieces
   )
-  hidden, _ = transformer.joint(params, rollout.prompts, inputs, model=model)
+  net = decoder(model)
+  masks, start = [], 0
+  for count, size in slabs:
+    lengths = rows(rollout.lengths[..., None], start, count, 1)[..., 0]
+    masks.append(length_mask(lengths, size))
+    start += count
+  hidden, aux = net.joint(
+    params, rollout.prompts, inputs, model=model, real=tuple(masks)
+  )
   refs: list[tuple[Params, Array] | None] = [None] * len(hidden)
   if ref is not None:
     ref = jax.lax.stop_gradient(ref)
-    theirs, _ = transformer.joint(ref, rollout.prompts, inputs, model=model)
+    theirs, _ = net.joint(ref, rollout.prompts, inputs, model=model)
     refs = [(ref, h) for h in theirs]
   out = [
     token_logprobs(
@@ -211,7 +230,7 @@ def rollout_logprobs(
       x = jnp.take_along_axis(x, inverse, axis=1)
     return jnp.where(length_mask(rollout.lengths, t), x, 0.0)
 
-  return tuple(restore(list(column)) for column in zip(*out))
+  return tuple(restore(list(column)) for column in zip(*out)), aux
 
 
 def plans(group: int, size: int, cuts: int, buckets: int) -> tuple[Slabs, ...]:

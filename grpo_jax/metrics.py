@@ -60,6 +60,10 @@ TABLE: Mapping[str, str] = {
   "ratio/clip_frac_high": "share of tokens the upper clip binds on",
   "sampler/logprob_gap_mean": "|scorer's - sampler's log-prob| per token",
   "sampler/logprob_gap_max": "its largest value",
+  "router/balance": "load-balancing loss of the routers, mean over layers; 1"
+  " is even. Reported, not trained",
+  "router/max_load": "the busiest expert's share of a layer's choices, over an"
+  " even share",
   "update/grad_norm": "global gradient norm before clipping",
   "update/learning_rate": "of this step",
   "update/nonfinite": "updates skipped: loss or gradient not finite",
@@ -209,7 +213,26 @@ def token_means(sums: Metrics) -> Metrics:
   if "kl_k3" in sums:
     out["kl/ref"] = sums["kl_k3"] / tokens
     out["kl/ref_k1"] = sums["kl_k1"] / tokens
-  return out
+  return out | router_means(sums)
+
+
+def router_means(sums: Metrics) -> Metrics:
+  """How evenly routers spread tokens; {} where there are none.
+
+  The load-balancing loss of Switch Transformers (Fedus et al. 2021, eq. 4), X
+  Σ_e f_e P_e with f the share of choices and P the mean probability, of each
+  layer, mean over layers. A prompt's tokens count once for its group.
+  """
+  if "router/chosen" not in sums:
+    return {}
+  chosen, prob = sums["router/chosen"], sums["router/prob"]  # [L, X]
+  share = chosen / jnp.sum(chosen, axis=-1, keepdims=True)
+  mean = prob / sums["router/tokens"][:, None]
+  experts = chosen.shape[-1]
+  return {
+    "router/balance": experts * jnp.mean(jnp.sum(share * mean, axis=-1)),
+    "router/max_load": experts * jnp.max(share),
+  }
 
 
 def mixed_groups(total: np.ndarray, scored: np.ndarray) -> np.ndarray:

@@ -11,9 +11,10 @@ import jax
 from grpo_jax import config, sharding
 from grpo_jax.checkpoint import open_run, parse_run
 from grpo_jax.errors import UserError
-from grpo_jax.models import transformer
+from grpo_jax.models import weight_table
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
+from grpo_jax.stored import read_policy
 from grpo_jax.tokenizer import Tokenizer, make_tokenizer
 from grpo_jax.types import Params
 
@@ -82,14 +83,9 @@ def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:
   c = stored_config(directory)
   c["data"] |= chat
   e = config.resolve_plain(c)
-  targets = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    jax.eval_shape(lambda: transformer.init(jax.random.key(0), e.model.arch)),
-    _shardings(e.model, mesh),
-  )
   with open_run(directory) as checkpoints:
     step = checkpoints.find(which)
-    params = checkpoints.restore(step, {"trainable": targets})["trainable"]
+    params = read_policy(checkpoints, step, e.model, mesh)
   source = {"run": os.path.abspath(directory), "step": step}
   opened = e.pretrained
   base = dict(opened.config) if opened else {}
@@ -100,7 +96,7 @@ def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:
 
 def _shardings(model: Model, mesh: jax.sharding.Mesh) -> Params:
   abstract = jax.eval_shape(
-    lambda: transformer.init(jax.random.key(0), model.arch)
+    lambda: weight_table.init(jax.random.key(0), model.arch)
   )
-  axes = transformer.axes(model.arch)
+  axes = weight_table.axes(model.arch)
   return sharding.state_sharding(mesh, abstract, axes)

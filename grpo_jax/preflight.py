@@ -100,7 +100,7 @@ def check_scorer(
   guard, host = built.programs.guard, sampled.host
   score, weights = built.score[plan], policy(state.params)
   if built.experiment.algorithm.offline:
-    weights = state.ref
+    weights = state.reference
   found = np.asarray(guard.wait(score(weights, sampled.rollout)))
   _compare(
     built, sampled, found, host.logprobs, "the scorer's log-prob", "sampler's"
@@ -174,7 +174,8 @@ def check_reference(built: Built, state: TrainState, batch: Batch) -> None:
   room = available(built.mesh.local_devices[0])
   if room is not None and 4 * size > room:
     return
-  ref = state.ref if algorithm.exact_kl else None
+  ref = state.reference if algorithm.exact_kl else None
+  weights = (state.trainable, state.frozen, ref)
   trains = (np.asarray(batch.weights) != 0).any(axis=(1, 2))
   if not trains.any():
     return
@@ -185,8 +186,8 @@ def check_reference(built: Built, state: TrainState, batch: Batch) -> None:
   for shift in (0.0, 0.5):
     shifted = batch.replace(ref_logprobs=batch.ref_logprobs + shift)
     part = built.take(shifted, index)
-    total = built.zeros(state.trainable, ref, part)
-    grads, _ = built.accumulate[plan](state.trainable, ref, part, total)
+    total = built.zeros(*weights, part)
+    grads, _ = built.accumulate[plan](*weights, part, total)
     built.programs.guard.wait(grads)
     leaves = jax.tree.leaves(jax.device_get(grads))
     norms.append(sum(float(np.square(x).sum()) for x in leaves))

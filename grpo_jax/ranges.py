@@ -21,6 +21,8 @@ _AT_LEAST = {
   "model.head_dim": 2,
   "model.ffn": 1,
   "model.logit_elements": 1,
+  "lora.rank": 0,
+  "lora.alpha": 0,
   "batch.prompts_per_step": 1,
   "batch.prompts_per_update": 0,
   "batch.micro_batch_prompts": 0,

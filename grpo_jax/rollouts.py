@@ -136,7 +136,9 @@ def sample_and_reward(
   b = e.batching.prompts_per_step
   examples, ordinals = stream.batch(at.batches, b)
   prompts = built.prompts(examples, ordinals)
-  weights = state.ref if e.algorithm.offline else policy(state.params)
+  weights = policy(state.params)
+  if e.algorithm.offline:
+    weights = state.reference
   rollout = built.sample(weights, prompts, state.key, state.step)
   host = fetch(built, rollout, examples, ordinals)
   greedy = None

@@ -7,6 +7,7 @@ batch split, the order of rows, the number of devices or the host.
 
 import dataclasses
 import zlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,10 @@ from flax import struct
 
 from grpo_jax import types
 from grpo_jax.logprobs import gather_support, tempered
-from grpo_jax.models import kv, transformer
 from grpo_jax.models.architecture import Model
+from grpo_jax.models.decoders import decoder
 from grpo_jax.models.layers import MASKED
-from grpo_jax.sharding import gather, shard
+from grpo_jax.sharding import shard
 from grpo_jax.types import Array, Params, Prompts, Rollout
 
 
@@ -75,7 +76,7 @@ class _Loop:
 
   t: Array  # [] int32
   token: Array  # [B, G] int32, the next input
-  cache: kv.Cache
+  cache: Any  # the network's own
   ids: Array  # [B, G, T] int32
   logprobs: Array  # [B, G, T] float32
   support: Array | None  # [B, G, T, k] int32
@@ -199,10 +200,10 @@ def sample(
   """
   b, g, t = prompts.ids.shape[0], sampling.group_size, sampling.max_tokens
   # The sampler's copy: cast, gathered and unstacked once per rollout.
-  params = transformer.cast(params, model)
-  params = gather(params, transformer.axes(model.arch))
-  prompt_kv, _ = transformer.prefill(params, prompts, model=model)
-  params = transformer.unstack(params, model.arch)
+  net = decoder(model)
+  params = net.prepare(params, model)
+  kept, _ = net.prefill(params, prompts, model=model)
+  params = net.unstack(params, model)
   keys = row_keys(key, prompts.ordinals, g)
   limits = jnp.full((b, g), t, jnp.int32)
   if budgets is not None:
@@ -210,16 +211,16 @@ def sample(
   stop_ids = jnp.asarray(sampling.stop_ids, jnp.int32)
 
   def step(s: _Loop) -> _Loop:
-    hidden, cache, _ = transformer.extend(
+    hidden, cache, _ = net.extend(
       params,
       s.token[..., None],
-      prompt_kv,
+      kept,
       s.cache,
       lengths=prompts.lengths,
       start=s.t,
       model=model,
     )
-    logits = transformer.logits(params, hidden[:, :, 0], model=model)
+    logits = net.logits(params, hidden[:, :, 0], model=model)
     # Whole rows: one gather, where each reduction below would need its own,
     # and sums in one order on every mesh.
     logits = shard(logits, "prompts", None, None)
@@ -290,7 +291,7 @@ def _start(
   return _Loop(
     t=jnp.int32(0),
     token=jnp.broadcast_to(prompts.ids[:, -1:], (b, g)),
-    cache=kv.empty_cache(b, g, t, model),
+    cache=decoder(model).empty_cache(b, g, t, model),
     ids=rows(sampling.pad_id, jnp.int32, t),
     logprobs=rows(0.0, jnp.float32, t),
     support=rows(-1, jnp.int32, t, kept) if kept else None,

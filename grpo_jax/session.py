@@ -26,13 +26,14 @@ from grpo_jax.errors import UserError
 from grpo_jax.policy import stored_config
 from grpo_jax.records import Records, read_metrics
 from grpo_jax.stored import (
+  FROZEN,
   REFERENCE,
   load_parameters,
   restore_state,
   root_key,
   stored_items,
 )
-from grpo_jax.types import TrainState
+from grpo_jax.types import TrainState, policy
 
 
 @dataclasses.dataclass
@@ -113,10 +114,15 @@ class Session:
     """The policy as it is becomes the reference; the optimizer starts anew."""
     built = self.built
     self.state = built.begin["rl"](
-      self.state.trainable, self.state.key, self.state.step
+      policy(self.state.params), self.state.key, self.state.step
     )
     self.phase = "rl"
     self.save_reference()
+
+  def save_frozen(self) -> None:
+    """Stores the weights under adapters once: checkpoints leave them out."""
+    if self.state.frozen:
+      self.checkpoints.save_once(FROZEN, 0, self.state.frozen)
 
   def save_reference(self) -> None:
     """Stores the reference policy once, where the algorithm has one."""
@@ -181,8 +187,9 @@ def open_session(built: Built, workdir: str, console: Console) -> Session:
     else:
       if read_metrics(path) and (path / "config.json").exists():
         refuse_changes(stored_config(str(path)), e.config)
-      # A reference left by a run that never reached a checkpoint is not ours.
+      # What a run left that never reached a checkpoint is not ours.
       shutil.rmtree(path / REFERENCE, ignore_errors=True)
+      shutil.rmtree(path / FROZEN, ignore_errors=True)
       found = _begin(built)
       records.restore(-1)
     s = Session(
@@ -197,6 +204,7 @@ def open_session(built: Built, workdir: str, console: Console) -> Session:
     )
     stored = {"config": e.config, "lineage": s.lineage, "version": __version__}
     save_json(path / "config.json", stored)
+    s.save_frozen()
     if s.phase == "rl":
       s.save_reference()
     return s

@@ -31,6 +31,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
   "kv_heads": ("tensor",),
   "ffn": ("tensor",),
   "vocab": ("tensor",),
+  "experts": ("tensor",),
 }
 
 # Logical axes that may stay whole where the mesh axis does not divide them.

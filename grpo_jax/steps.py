@@ -78,9 +78,9 @@ def make_batch(
   if e.needs_old_scores:
     logprobs = built.score[plan](policy(state.params), rollout)
   if e.algorithm.reference is not None:
-    ref = built.score[plan](state.ref, rollout)
+    ref = built.score[plan](state.reference, rollout)
   if e.algorithm.critic is not None:
-    values = built.value(state.trainable, rollout)
+    values = built.value(state.params, rollout)
   scores = Scores(logprobs=logprobs, ref_logprobs=ref, values=values)
   scale = state.controllers.get("kl_scale")
   return built.advantage(rewards, rollout, scores, scale)

@@ -1,19 +1,25 @@
 """A train state as checkpoints hold it, and how it is read back."""
 
+import dataclasses
 import os
 from typing import Any
 
 import jax
 import numpy as np
 
-from grpo_jax import config
+from grpo_jax import config, sharding
 from grpo_jax.build import Built
 from grpo_jax.checkpoint import Checkpoints, open_run, parse_run
 from grpo_jax.config import Experiment
 from grpo_jax.errors import UserError
-from grpo_jax.types import Array, Params, TrainState, policy
+from grpo_jax.models import lora
+from grpo_jax.models.architecture import Model
+from grpo_jax.models.decoders import decoder
+from grpo_jax.types import Array, Params, TrainState, merge, policy
 
-REFERENCE = "reference"  # within a workdir; the reference policy, stored once
+# Within a workdir, stored once:
+REFERENCE = "reference"  # the reference policy
+FROZEN = "frozen"  # the weights under adapters
 
 
 def stored_items(state: TrainState, e: Experiment) -> dict[str, Any]:
@@ -51,11 +57,14 @@ def restore_state(
   trainable, ref = trees["trainable"], trees.get("ref")
   if "critic" in trees:
     trainable = {**trainable, "critic": trees["critic"]}
+  frozen = {}
+  if shapes.frozen:
+    frozen = checkpoints.restore_once(FROZEN, 0, shapes.frozen)
   if shapes.ref is not None and ref is None:
     ref = restore_reference(checkpoints, e.warmup_steps, shapes.ref)
   return TrainState(
     trainable=trainable,
-    frozen={},
+    frozen=frozen,
     ref=ref,
     opt=trees["opt"],
     controllers={
@@ -85,6 +94,34 @@ def restore_reference(
   return checkpoints.restore(begin, {"trainable": shapes})["trainable"]
 
 
+def read_policy(
+  checkpoints: Checkpoints, step: int, model: Model, mesh: jax.sharding.Mesh
+) -> Params:
+  """A checkpoint's policy: of an adapted one the frozen weights as well.
+
+  Args:
+    checkpoints: of a run.
+    step: which.
+    model: the run's own record.
+    mesh: where the parameters go.
+  """
+  net = decoder(model)
+  abstract = jax.eval_shape(
+    lambda key: lora.adapt(net.init(key, model), key, model), jax.random.key(0)
+  )
+  where = sharding.state_sharding(mesh, abstract, net.axes(model))
+  target = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    abstract,
+    where,
+  )
+  trainable, frozen = lora.split(target)
+  found = checkpoints.restore(step, {"trainable": trainable})["trainable"]
+  if frozen:
+    found = merge(checkpoints.restore_once(FROZEN, 0, frozen), found)
+  return found
+
+
 def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
   """Another run's parameters, and where they came from.
 
@@ -96,12 +133,21 @@ def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
     UserError: no such run or step, or parameters of another shape.
   """
   directory, which = parse_run(run)
+  e = built.experiment
   with open_run(directory) as other:
     step = other.find(which)
-    target = {"trainable": built.params_target()}
     host = other.host(step)
-    same_model(host["config"], built.experiment.config)
-    params = other.restore(step, target)["trainable"]
+    same_model(host["config"], e.config)
+    theirs = dataclasses.replace(
+      e.model,
+      dtype=host["config"]["model"]["dtype"],
+      lora=config.make_lora(host["config"]["lora"], e.model.arch),
+    )
+    params = read_policy(other, step, theirs, built.mesh)
+  if theirs.lora != e.model.lora or theirs.dtype != e.model.dtype:
+    # Adapters of another shape become part of the weights.
+    params = lora.merged(params, theirs)
+    params = built.adapted(params, root_key(built))
   lineage = {
     "run": os.path.abspath(directory),
     "step": step,

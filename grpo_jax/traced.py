@@ -14,7 +14,8 @@ from grpo_jax import grpo, lab, tokens, values
 from grpo_jax.algorithm import Algorithm
 from grpo_jax.config import Experiment
 from grpo_jax.logprobs import Slabs
-from grpo_jax.models import transformer
+from grpo_jax.models import lora
+from grpo_jax.models.decoders import decoder
 from grpo_jax.optimizer import Optimizer
 from grpo_jax.sampling import Sampling, stream_key
 from grpo_jax.types import (
@@ -35,7 +36,16 @@ def init(e: Experiment) -> Callable[..., Any]:
   """key -> parameters drawn from it."""
 
   def fn(key: Array) -> Params:
-    return transformer.init(stream_key(key, 0, "init"), e.model.arch)
+    return decoder(e.model).init(stream_key(key, 0, "init"), e.model)
+
+  return fn
+
+
+def adapt(e: Experiment) -> Callable[..., Any]:
+  """params, key -> them with fresh adapters, where there are to be any."""
+
+  def fn(params: Params, key: Array) -> Params:
+    return lora.adapt(params, stream_key(key, 0, "lora"), e.model)
 
   return fn
 
@@ -160,14 +170,18 @@ def cut(e: Experiment) -> Callable[..., Any]:
 
 
 def accumulate(e: Experiment, plan: Slabs) -> Callable[..., Any]:
-  """params, reference where the KL is exact, micro-batch, total -> total."""
+  """trainable, frozen, exact KL's reference, micro-batch, total -> total."""
 
   def fn(
-    params: Params, ref: Params | None, part: grpo.Batch, total: tuple
+    trainable: Params,
+    frozen: Params,
+    ref: Params | None,
+    part: grpo.Batch,
+    total: tuple,
   ) -> tuple:
     grads = grpo.gradients(
-      params,
-      {},
+      trainable,
+      frozen,
       part,
       model=e.model,
       algorithm=e.algorithm,
@@ -180,12 +194,19 @@ def accumulate(e: Experiment, plan: Slabs) -> Callable[..., Any]:
 
 
 def zeros(e: Experiment) -> Callable[..., Any]:
-  """params, reference, micro-batch -> a total of no micro-batches."""
+  """trainable, frozen, reference, micro-batch -> a total of none of them."""
 
-  def fn(params: Params, ref: Params | None, part: grpo.Batch) -> tuple:
+  def fn(
+    trainable: Params, frozen: Params, ref: Params | None, part: grpo.Batch
+  ) -> tuple:
     shapes = jax.eval_shape(
       lambda: grpo.gradients(
-        params, {}, part, model=e.model, algorithm=e.algorithm, ref=ref
+        trainable,
+        frozen,
+        part,
+        model=e.model,
+        algorithm=e.algorithm,
+        ref=ref,
       )
     )
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -124,6 +124,11 @@ class TrainState:
     """The whole parameter tree: trainable and frozen parts merged."""
     return merge(self.frozen, self.trainable)
 
+  @property
+  def reference(self) -> Params | None:
+    """The reference policy: of an adapted one `ref` holds the adapters."""
+    return None if self.ref is None else merge(self.frozen, self.ref)
+
 
 def policy(params: Params) -> Params:
   """The policy's own parameters: what a critic has beside them left out."""

@@ -50,7 +50,7 @@ def update_all(
       if b.minibatches > 1:
         part = built.minibatch(batch, built.put_scalar(which))
       if e.algorithm.select is not None:
-        part = built.select(state.trainable, part)
+        part = built.select(state.params, part)
       last = built.put_scalar(int(update == b.updates_per_step - 1))
       if b.micro_batches == 1:
         plan = cover(lengths[rows], b.slabs)
@@ -98,7 +98,8 @@ def gradients(
     order = np.argsort(~trains, kind="stable")
     count = max(1, -(-int(trains.sum()) // size))
   total, computed = None, 0.0
-  ref = state.ref if built.experiment.algorithm.exact_kl else None
+  ref = state.reference if built.experiment.algorithm.exact_kl else None
+  weights = (state.trainable, state.frozen, ref)
   for i in range(count):
     index = order[i * size : (i + 1) * size].astype(np.int32)
     if built.ways == 1:
@@ -106,11 +107,11 @@ def gradients(
     else:
       micro = built.cut(part, built.put_scalar(i))
     if total is None:
-      total = built.zeros(state.trainable, ref, micro)
+      total = built.zeros(*weights, micro)
     plan = cover(lengths[index], b.slabs)
     computed += positions(built, size, plan)
     program = built.accumulate[plan]
-    total = guard.wait(program(state.trainable, ref, micro, total))
+    total = guard.wait(program(*weights, micro, total))
   return total, computed
 
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.logprobs import completion_inputs
-from grpo_jax.models import transformer
 from grpo_jax.models.architecture import Model
+from grpo_jax.models.decoders import decoder
 from grpo_jax.types import Array, Params, Rollout
 
 
@@ -38,7 +38,7 @@ def values(params: Params, rollout: Rollout, *, model: Model) -> Array:
   critic = params["critic"]
   body = critic if "layers" in critic else params
   inputs = completion_inputs(rollout.prompts, rollout.ids, heads=True)
-  # Padding ids of the completion may lie past the table.
-  hidden, _ = transformer.joint(body, rollout.prompts, (inputs,), model=model)
+  joint = decoder(model).joint
+  hidden, _ = joint(body, rollout.prompts, (inputs,), model=model)
   hidden = hidden[0].astype(jnp.float32)
   return jnp.einsum("bgsd,d->bgs", hidden, critic["value"])

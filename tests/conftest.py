@@ -10,7 +10,7 @@ import pytest
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-from grpo_jax.models import transformer  # noqa: E402
+from grpo_jax.models import weight_table  # noqa: E402
 from grpo_jax.models.architecture import Architecture, Model  # noqa: E402
 
 
@@ -36,7 +36,7 @@ def model(arch):
 
 @pytest.fixture(scope="session")
 def params(arch):
-  return jax.jit(transformer.init, static_argnums=1)(jax.random.key(0), arch)
+  return jax.jit(weight_table.init, static_argnums=1)(jax.random.key(0), arch)
 
 
 @pytest.fixture(scope="module")

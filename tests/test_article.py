@@ -120,7 +120,7 @@ def every_group(group):
 
 def expected_losses(monkeypatch, algorithms, group, off_policy):
   """The real losses and gradients, in expectation over every group."""
-  monkeypatch.setattr(grpo, "rollout_logprobs", table_source)
+  toys.use_source(monkeypatch, table_source)
   policy, old, ref, reward = tables()
   if not off_policy:
     old = policy

@@ -37,7 +37,7 @@ none = algorithms.reinforce()
 
 @pytest.fixture(autouse=True)
 def exactly(monkeypatch):
-  monkeypatch.setattr(grpo, "rollout_logprobs", toys.array_source)
+  toys.use_source(monkeypatch, toys.array_source)
   with jax.enable_x64(True):
     yield
 

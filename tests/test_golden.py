@@ -112,7 +112,7 @@ def computed():
     return out
 
   with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
-    patch.setattr(grpo, "rollout_logprobs", toys.array_source)
+    toys.use_source(patch, toys.array_source)
     new, old = array("logp_new"), array("logp_old")
     policies = {"offpolicy": new, "onpolicy": old}
     out = toys.jit(run)(policies, old, array("logp_ref"), array("logp_rollout"))
@@ -199,7 +199,7 @@ def test_the_gradient_coefficients_of_the_unified_paradigm():
     algorithms.grpo(): std + 0.04 * (np.exp(ref - old) - 1),
   }
   with pytest.MonkeyPatch.context() as patch, jax.enable_x64(True):
-    patch.setattr(grpo, "rollout_logprobs", toys.array_source)
+    toys.use_source(patch, toys.array_source)
     for algorithm, coefficient in coefficients.items():
       batch = grpo.advantage(
         rewards, rollout, Scores(None, ref), algorithm=algorithm

@@ -49,7 +49,8 @@ def short(names):
 
 MODELS = {"models.architecture", "models.kv", "models.layers"}
 MODELS |= {"models.projection", "models.rope", "models.transformer"}
-MODELS |= {"models.block"}
+MODELS |= {"models.block", "models.decoders", "models.experts"}
+MODELS |= {"models.lora", "models.weight_table"}
 PARTS = {"advantages", "losses", "corrections", "kl", "returns", "selection"}
 PARTS |= {"token_weights", "critic"}
 ROWS = {"algorithm", "algorithms", "variants", "baselines"}
@@ -71,14 +72,29 @@ CORE = {
   "algorithms": PARTS | ROWS - {"algorithms"},
   "sharding": {"errors"},
   "models.architecture": set(),
-  "models.layers": {"models.projection", "types"},
+  "models.layers": {"types"},
   "models.projection": {"types"},
   "models.rope": {"models.architecture", "types"},
-  "models.block": MODELS - {"models.block", "models.transformer"}
-  | {"sharding", "types"},
   "models.kv": {"models.architecture", "sharding", "types"},
+  "models.weight_table": {"models.architecture", "types"},
+  "models.lora": {
+    "models.architecture",
+    "models.projection",
+    "models.weight_table",
+    "types",
+  },
+  "models.experts": {
+    "models.architecture",
+    "models.layers",
+    "sharding",
+    "types",
+  },
+  "models.block": MODELS
+  - {"models.block", "models.decoders", "models.transformer"}
+  | {"sharding", "types"},
   "models.transformer": (MODELS | {"sharding", "types"})
-  - {"models.transformer"},
+  - {"models.decoders", "models.transformer"},
+  "models.decoders": {"models.architecture", "models.transformer"},
   "logprobs": MODELS | {"sharding", "types"},
   "sampling": MODELS | {"logprobs", "sharding", "types"},
   "values": MODELS | {"logprobs", "types"},
@@ -110,7 +126,7 @@ def test_the_core_imports_the_core(name):
 
 # Files that read and write models: they know files, and the core's own facts.
 FOREIGN = {"models.names", "models.families", "models.rope_config"}
-FOREIGN |= {"models.hf", "models.gguf"}
+FOREIGN |= {"models.hf", "models.hf_names", "models.gguf", "models.peft"}
 FOREIGN |= {"models.pretrained", "models.remote"}
 
 
@@ -118,7 +134,8 @@ def test_every_model_file_is_of_the_core_or_reads_models():
   files = {n for n in short(OURS) if n.startswith("models.")}
   assert files <= CORE.keys() | FOREIGN
   for name in FOREIGN:
-    core = {"models.architecture", "models.transformer", "types", "errors"}
+    core = {"models.architecture", "models.weight_table", "types", "errors"}
+    core |= {"models.lora"}
     assert short(OURS[f"grpo_jax.{name}"]) <= FOREIGN | core
 
 

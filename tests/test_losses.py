@@ -156,7 +156,7 @@ def test_every_term_has_the_same_mask():
 
 def through_loss(monkeypatch, algorithm, rewards, policy, old, ref, mask=None):
   """Loss, gradient by log-prob and sums of one fixed rollout."""
-  monkeypatch.setattr(grpo, "rollout_logprobs", toys.array_source)
+  toys.use_source(monkeypatch, toys.array_source)
   b, g, t = policy.shape
   rows = [[[0] * t] * g] * b
   rollout = toys.pack_rollout(toys.pack_prompts([[1]] * b), rows)

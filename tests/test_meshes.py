@@ -16,7 +16,7 @@ from grpo_jax import sharding, steps
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import cover
-from grpo_jax.models import transformer
+from grpo_jax.models import weight_table
 from grpo_jax.rollouts import Position
 from grpo_jax.session import open_session
 
@@ -123,7 +123,7 @@ def assert_laid_out(state, mesh, arch):
   axes = {
     jax.tree_util.keystr(path): value
     for path, value in jax.tree_util.tree_flatten_with_path(
-      transformer.axes(arch), is_leaf=lambda x: isinstance(x, tuple)
+      weight_table.axes(arch), is_leaf=lambda x: isinstance(x, tuple)
     )[0]
   }
   seen = 0
@@ -225,11 +225,11 @@ def test_what_decoding_moves(run_on, sizes):
   """
   run, (data, fsdp, tensor) = run_on(sizes), sizes
   arch, b = run.built.experiment.model.arch, 32 // (data * fsdp)
-  table = transformer.weights(arch)
+  table = weight_table.weights(arch)
   weights = [
     whole_over_fsdp(w, tensor)
     for w in jax.tree.leaves(
-      table, is_leaf=lambda x: isinstance(x, transformer.Weight)
+      table, is_leaf=lambda x: isinstance(x, weight_table.Weight)
     )
     if fsdp > 1 and "embed" in w.axes
   ]

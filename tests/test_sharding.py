@@ -11,7 +11,7 @@ import toys
 
 from grpo_jax import logprobs, sharding
 from grpo_jax.errors import UserError
-from grpo_jax.models import transformer
+from grpo_jax.models import weight_table
 from grpo_jax.models.architecture import Model
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
@@ -154,8 +154,8 @@ def test_every_weight_has_its_part_of_every_device():
     matrices = [
       w
       for w in jax.tree.leaves(
-        transformer.weights(e.model.arch),
-        is_leaf=lambda w: isinstance(w, transformer.Weight),
+        weight_table.weights(e.model.arch),
+        is_leaf=lambda w: isinstance(w, weight_table.Weight),
       )
       if w.std is not None
     ]
@@ -190,7 +190,7 @@ def test_kept_ids_are_read_across_a_split_vocabulary(elements):
   where = jax.tree.map(
     lambda x, axes: sharding.named(mesh, axes, x.shape),
     params,
-    transformer.axes(arch),
+    weight_table.axes(arch),
   )
   args = (
     jax.device_put(params, where),

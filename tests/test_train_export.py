@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from train_runs import CONFIG, arrays, assert_one_line, baseline, run
 
-from grpo_jax.models import transformer
+from grpo_jax.models import weight_table
 from grpo_jax.models.pretrained import open_model
 
 pytest.importorskip("safetensors")
@@ -36,7 +36,7 @@ def test_export_holds_the_trained_weights(tmp_path):
   where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   shardings = jax.tree.map(
     lambda x: where,
-    transformer.axes(arch),
+    weight_table.axes(arch),
     is_leaf=lambda x: isinstance(x, tuple),
   )
   got = jax.tree.leaves(opened.load(arch, shardings))

@@ -31,7 +31,7 @@ def row_source(params, rollout, *, model, slabs=None, ref=None):
 
 @pytest.fixture(autouse=True)
 def source(monkeypatch):
-  monkeypatch.setattr(grpo, "rollout_logprobs", row_source)
+  toys.use_source(monkeypatch, row_source)
 
 
 def flat(peak):
@@ -210,7 +210,7 @@ def test_a_loss_of_zero_still_trains(monkeypatch):
     logits = jax.nn.log_softmax(params["logits"])
     return jnp.where(rollout.mask, logits[rollout.ids], 0), rollout.ids * 0.0
 
-  monkeypatch.setattr(grpo, "rollout_logprobs", softmax_source)
+  toys.use_source(monkeypatch, softmax_source)
   for rows, weights, want in (
     ([[[0], [1]]], tw.sequence_mean, 0.0),
     ([[[0], [1, 1, 1]]], tw.sequence_mean, 0.0),

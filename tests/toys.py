@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from grpo_jax import grpo, logprobs, sampling
-from grpo_jax.models import transformer
+from grpo_jax.models import weight_table
 from grpo_jax.models.architecture import Architecture, Model
 from grpo_jax.types import Prompts, Rewards, Rollout
 
@@ -50,8 +50,8 @@ def draw_params(arch, seed=0, scale=1.0):
       (1 if w.std is None else 0)
       + scale * rng.normal(size=w.shape) * (w.std or 0.1)
     ).astype(np.float32),
-    transformer.weights(arch),
-    is_leaf=lambda x: isinstance(x, transformer.Weight),
+    weight_table.weights(arch),
+    is_leaf=lambda x: isinstance(x, weight_table.Weight),
   )
 
 
@@ -191,4 +191,12 @@ def close(a, b, tolerance):
   """Asserts two trees equal within an absolute tolerance."""
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=tolerance), a, b
+  )
+
+
+def use_source(monkeypatch, source):
+  """Lets `grpo` take log-probs from a function in place of a network."""
+  monkeypatch.setattr(grpo, "rollout_logprobs", source)
+  monkeypatch.setattr(
+    grpo, "rollout_scores", lambda *args, **named: (source(*args, **named), {})
   )

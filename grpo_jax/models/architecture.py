@@ -1,8 +1,13 @@
 """What a model is: facts of an architecture, and how to compute it."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
+import jax
 import jax.numpy as jnp
+
+Aux = dict[str, jax.Array]  # what a family adds: sums that a router reports
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +56,9 @@ class Architecture:
       layers; 0 sees all.
     rope_scaling: of the layers that see all.
     window_theta: rotary base of the layers with a window; 0: rope_theta's.
+    experts: feed-forwards that a router chooses from; 0: one, for all tokens.
+    experts_per_token: how many it chooses.
+    renormalise: the chosen ones' probabilities are made to sum to 1.
   """
 
   vocab: int
@@ -75,10 +83,33 @@ class Architecture:
   windows: tuple[int, ...] = ()
   rope_scaling: RopeScaling | None = None
   window_theta: float = 0.0
+  experts: int = 0
+  experts_per_token: int = 0
+  renormalise: bool = False
 
   def window(self, layer: int) -> int:
     """Tokens that a layer sees; 0 for all."""
     return self.windows[layer % len(self.windows)] if self.windows else 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+  """Adapters: W x becomes W x + alpha/rank * B A x (Hu et al. 2021, eq. 3).
+
+  Attributes:
+    rank: of the products.
+    alpha: their scale, times rank.
+    targets: the projections of every layer that have one, such as 'attn/q'.
+  """
+
+  rank: int
+  alpha: float
+  targets: tuple[str, ...]
+
+  @property
+  def scale(self) -> float:
+    """The factor of B A."""
+    return self.alpha / self.rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,14 +123,53 @@ class Model:
     remat: recompute each layer in the backward pass instead of storing it.
     logit_elements: the most logits (float32) a device may hold at once;
       log-probs are taken in chunks over T of at most this size.
+    lora: adapters; then they alone are trained.
+    decoder: the functions that compute it; None: `transformer`'s.
   """
 
   arch: Architecture
   dtype: str = "float32"
   remat: bool = False
   logit_elements: int = 2**24
+  lora: Lora | None = None
+  decoder: "Decoder | None" = None
 
   @property
   def compute_dtype(self) -> jnp.dtype:
     """The dtype that matrix products read."""
     return jnp.dtype(self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Decoder:
+  """A network as sampling and scoring call it: a record of pure functions.
+
+  `B` prompts of `P` tokens, `G` completions of `T`. The prompt stream is the
+  first len-1 prompt tokens, left-padded; the last one is the first input of
+  the completion stream. What the network keeps between calls is its own.
+
+  Attributes:
+    prefill: (params, prompts, *, model) -> what it keeps of them, aux.
+    extend: (params, tokens [B, G, S], kept, cache, *, lengths [B] of the
+      prompts, start [], model) -> hidden [B, G, S, D], cache, aux.
+    joint: (params, prompts, slabs, *, model) -> hidden of each slab [B, g, S],
+      aux: `extend` after `prefill`, in one pass.
+    logits: (params, hidden [..., D], *, model) -> [..., V] float32.
+    head: params -> the part of them that `logits` reads.
+    prepare: (params, model) -> the sampler's copy, once per rollout.
+    unstack: (params, model) -> the form of it that `extend` reads.
+    empty_cache: (B, G, T, model) -> a cache of nothing yet.
+    axes: model -> logical axes of the parameters, a tree like theirs.
+    init: (key, model) -> float32 parameters.
+  """
+
+  prefill: Callable[..., Any]
+  extend: Callable[..., Any]
+  joint: Callable[..., Any]
+  logits: Callable[..., Any]
+  head: Callable[..., Any]
+  prepare: Callable[..., Any]
+  unstack: Callable[..., Any]
+  empty_cache: Callable[..., Any]
+  axes: Callable[..., Any]
+  init: Callable[..., Any]

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from grpo_jax.models import kv
-from grpo_jax.models.architecture import Architecture
-from grpo_jax.models.layers import attention, gated, rms_norm
-from grpo_jax.models.projection import project
+from grpo_jax.models.architecture import Architecture, Aux, Model
+from grpo_jax.models.experts import routed
+from grpo_jax.models.layers import ACTIVATIONS, attention, rms_norm
+from grpo_jax.models.lora import linear
 from grpo_jax.models.rope import Rotation, rope, rotation
 from grpo_jax.sharding import shard
 from grpo_jax.types import Array, Params
@@ -57,9 +58,9 @@ def _normed(w: Params, name: str, x: Array, arch: Architecture) -> Array:
   return rms_norm(x, w[name], arch.norm_eps) if name in w else x
 
 
-def _head(w: Params, name: str, y: Array, arch: Architecture) -> Array:
+def _head(w: Params, name: str, y: Array, model: Model) -> Array:
   """Queries, keys or values: [B, G, S, D] -> [B, G, S, heads, E]."""
-  x = project(y, w[name])
+  arch, x = model.arch, linear(w, name, y, model)
   if f"{name}_bias" in w:
     x = x + jnp.broadcast_to(w[f"{name}_bias"], x.shape)
   if f"{name}_norm" not in w:
@@ -74,61 +75,83 @@ def _head(w: Params, name: str, y: Array, arch: Architecture) -> Array:
 
 
 def _qkv(
-  w: Params, arch: Architecture, x: Array, turn: Rotation
+  w: Params, model: Model, x: Array, turn: Rotation
 ) -> tuple[Array, Array, Array]:
   """Queries, keys, values of a stream: [B, G, S, D] -> [B, G, S, heads, E]."""
-  y = _normed(w, "attn_norm", x, arch)
-  q, k, v = (_head(w["attn"], name, y, arch) for name in ("q", "k", "v"))
+  y = _normed(w, "attn_norm", x, model.arch)
+  q, k, v = (_head(w["attn"], name, y, model) for name in ("q", "k", "v"))
   q = shard(q, "prompts", None, None, "heads", None)
   k = shard(k, "prompts", None, None, "kv_heads", None)
   v = shard(v, "prompts", None, None, "kv_heads", None)
   return rope(q, turn), rope(k, turn), v
 
 
-def _finish(w: Params, arch: Architecture, x: Array, attended: Array) -> Array:
+def _finish(
+  w: Params, model: Model, x: Array, attended: Array, real: Array | None
+) -> tuple[Array, Aux]:
   """Adds attention's output and the feed-forward to the residual stream."""
-  out = project(attended, w["attn"]["o"], 2)
+  arch = model.arch
+  out = linear(w["attn"], "o", attended, model, 2)
   x = x + _normed(w, "attn_post_norm", out, arch)
-  out = gated(w["mlp"], _normed(w, "mlp_norm", x, arch), arch.activation)
+  y, aux = _normed(w, "mlp_norm", x, arch), {}
+  if arch.experts:
+    out, aux = routed(w["mlp"], y, real, model)
+  else:
+    out = _gated(w["mlp"], y, model)
   x = x + _normed(w, "mlp_post_norm", out, arch)
-  return shard(x, "prompts", None, None, None)
+  return shard(x, "prompts", None, None, None), aux
+
+
+def _gated(w: Params, x: Array, model: Model) -> Array:
+  """down(act(gate(x)) * up(x)): [..., D] -> [..., D]; SwiGLU with silu."""
+  act = ACTIVATIONS[model.arch.activation]
+  hidden = act(linear(w, "gate", x, model)) * linear(w, "up", x, model)
+  return linear(w, "down", hidden, model)
 
 
 def prompt_layer(
   w: Params,
   kind: Kind,
-  arch: Architecture,
+  model: Model,
   x: Array,
   lengths: Array,
   turns: Turns,
-) -> tuple[Array, tuple[Array, Array]]:
+) -> tuple[Array, tuple[Array, Array], Aux]:
   """One layer over the prompt stream [B, 1, P', D], left-padded."""
-  q, k, v = _qkv(w, arch, x, _turn(turns, kind))
+  arch, size = model.arch, x.shape[2]
+  q, k, v = _qkv(w, model, x, _turn(turns, kind))
   attended = attention(
     q,
     None,
     (k, v),
-    own_pad=x.shape[2] - lengths,
+    own_pad=size - lengths,
     window=kind.window,
     scale=arch.query_scale,
     cap=arch.attention_cap,
   )
-  return _finish(w, arch, x, attended), (k[:, 0], v[:, 0])
+  real = jnp.arange(size)[None, None] >= (size - lengths)[:, None, None]
+  x, aux = _finish(w, model, x, attended, real)
+  return x, (k[:, 0], v[:, 0]), aux
 
 
 def completion_layer(
   w: Params,
   kind: Kind,
-  arch: Architecture,
+  model: Model,
   x: Array,
   prompt: tuple[Array, Array],
   lengths: Array,
   turns: Turns,
   cache: tuple[Array, Array] | None = None,
   start: Array | int = 0,
-) -> tuple[Array, tuple[Array, Array] | None]:
-  """One layer over a completion stream [B, g, S, D], with or without a past."""
-  q, k, v = _qkv(w, arch, x, _turn(turns, kind))
+  real: Array | None = None,
+) -> tuple[Array, tuple[Array, Array] | None, Aux]:
+  """One layer over a completion stream [B, g, S, D], with or without a past.
+
+  `real` [B, g, S]: the tokens that `aux` counts; None: all.
+  """
+  arch = model.arch
+  q, k, v = _qkv(w, model, x, _turn(turns, kind))
   if cache is not None:
     cache = kv.append(cache, k, v, start)
     k, v = cache
@@ -142,7 +165,8 @@ def completion_layer(
     scale=arch.query_scale,
     cap=arch.attention_cap,
   )
-  return _finish(w, arch, x, attended), cache
+  x, aux = _finish(w, model, x, attended, real)
+  return x, cache, aux
 
 
 def _turns(arch: Architecture, positions: Array) -> Turns:

@@ -12,7 +12,6 @@ from typing import Any
 
 from grpo_jax.errors import UserError
 from grpo_jax.models.architecture import Architecture
-from grpo_jax.models.names import Names, Tensor
 from grpo_jax.models.rope_config import ROPE_KEYS, ropes
 
 Config = Mapping[str, Any]
@@ -130,6 +129,30 @@ def _qwen(c: Config) -> dict[str, Any]:
   return {}
 
 
+def _qwen_moe(c: Config) -> dict[str, Any]:
+  """Experts in every layer: a mixture with dense layers is another model."""
+  if c.get("decoder_sparse_step", 1) != 1 or c.get("mlp_only_layers"):
+    raise UserError(
+      "config.json has decoder_sparse_step ="
+      f" {c.get('decoder_sparse_step', 1)!r} and mlp_only_layers ="
+      f" {c.get('mlp_only_layers')!r}; supported are experts in every layer"
+    )
+  experts = c.get("num_experts") or c.get("num_local_experts")
+  chosen = c.get("num_experts_per_tok")
+  sizes = {"num_experts": experts, "num_experts_per_tok": chosen}
+  for name, value in sizes.items():
+    if type(value) is not int or not 1 <= value <= experts:
+      raise UserError(f"config.json has {name} = {value!r}")
+  return {
+    **_qwen(c),
+    "qk_norm": "head",
+    "ffn": _needed(c, "moe_intermediate_size"),
+    "experts": experts,
+    "experts_per_token": chosen,
+    "renormalise": bool(c.get("norm_topk_prob", False)),
+  }
+
+
 def _gemma(c: Config, pattern: tuple[bool, ...]) -> dict[str, Any]:
   scalar = c.get("query_pre_attn_scalar", 256)
   return {
@@ -163,6 +186,17 @@ _GEMMA_OWN = frozenset(
   }
 )
 _QWEN_OWN = frozenset({"use_sliding_window", "sliding_window"})
+_MOE_OWN = _QWEN_OWN | {
+  "decoder_sparse_step",
+  "mlp_only_layers",
+  "moe_intermediate_size",
+  "num_experts",
+  "num_local_experts",
+  "num_experts_per_tok",
+  "norm_topk_prob",
+  "output_router_logits",  # what is returned, and the loss of another trainer
+  "router_aux_loss_coef",
+}
 
 FAMILIES: dict[str, Family] = {
   "llama": Family("LlamaForCausalLM"),
@@ -179,6 +213,7 @@ FAMILIES: dict[str, Family] = {
     own=_QWEN_OWN,
     facts=lambda c: {**_qwen(c), "qk_norm": "head"},
   ),
+  "qwen3_moe": Family("Qwen3MoeForCausalLM", own=_MOE_OWN, facts=_qwen_moe),
   "gemma2": Family(
     "Gemma2ForCausalLM",
     own=_GEMMA_OWN,
@@ -251,8 +286,8 @@ def read_config(c: Config, tokenizer_vocab: int) -> Architecture:
     norm_eps=c.get("rms_norm_eps", f.epsilon),
     activation=f.activation[1],
     **ropes(c),
-    **f.facts(c),
   )
+  arch = dataclasses.replace(arch, **f.facts(c))
   _check_facts(arch, c)
   return arch
 
@@ -320,7 +355,7 @@ def write_config(arch: Architecture, base: Config) -> dict[str, Any]:
     "architectures": [f.model],
     "vocab_size": arch.vocab,
     "hidden_size": arch.embed,
-    "intermediate_size": arch.ffn,
+    ("moe_" if arch.experts else "") + "intermediate_size": arch.ffn,
     "num_hidden_layers": arch.layers,
     "num_attention_heads": arch.heads,
     "num_key_value_heads": arch.kv_heads,
@@ -329,53 +364,3 @@ def write_config(arch: Architecture, base: Config) -> dict[str, Any]:
     "tie_word_embeddings": arch.tied,
     "torch_dtype": "float32",
   }
-
-
-def names(arch: Architecture, unit_offset: bool = False) -> Names:
-  """Our paths -> their tensors. `{}` is the layer; ours is stacked over it.
-
-  Args:
-    arch: the facts, which say what there is.
-    unit_offset: stored norm scales are 0 where ours are 1.
-  """
-  layer, attn = "model.layers.{}.", "model.layers.{}.self_attn."
-  add = 1.0 if unit_offset else 0.0
-
-  def norm(name: str) -> Tensor:
-    return Tensor(name + ".weight", (0,), add=add)
-
-  table = {
-    "embed": Tensor("model.embed_tokens.weight", (0, 1)),
-    "layers/attn/q": Tensor(attn + "q_proj.weight", (1, 2, 0)),
-    "layers/attn/k": Tensor(attn + "k_proj.weight", (1, 2, 0)),
-    "layers/attn/v": Tensor(attn + "v_proj.weight", (1, 2, 0)),
-    "layers/attn/o": Tensor(attn + "o_proj.weight", (2, 0, 1)),
-    "layers/mlp/gate": Tensor(layer + "mlp.gate_proj.weight", (1, 0)),
-    "layers/mlp/up": Tensor(layer + "mlp.up_proj.weight", (1, 0)),
-    "layers/mlp/down": Tensor(layer + "mlp.down_proj.weight", (1, 0)),
-    "final_norm": norm("model.norm"),
-  }
-  # Where there are norms on both sides, the second has another name.
-  before_mlp = "post_attention_layernorm"
-  if arch.norms == "both":
-    before_mlp = "pre_feedforward_layernorm"
-  if arch.norms != "post":
-    table["layers/attn_norm"] = norm(layer + "input_layernorm")
-    table["layers/mlp_norm"] = norm(layer + before_mlp)
-  if arch.norms != "pre":
-    after = ("post_attention_layernorm", "post_feedforward_layernorm")
-    table["layers/attn_post_norm"] = norm(layer + after[0])
-    table["layers/mlp_post_norm"] = norm(layer + after[1])
-  for x in ("q", "k"):
-    if arch.qk_norm != "none":
-      flat = arch.qk_norm == "width"
-      table[f"layers/attn/{x}_norm"] = Tensor(
-        f"{attn}{x}_norm.weight", (0, 1) if flat else (0,), flat, add
-      )
-  if arch.qkv_bias:
-    for x in ("q", "k", "v"):
-      name = f"{attn}{x}_proj.bias"
-      table[f"layers/attn/{x}_bias"] = Tensor(name, (0, 1), flat=True)
-  if not arch.tied:
-    table["head"] = Tensor("lm_head.weight", (0, 1))
-  return table

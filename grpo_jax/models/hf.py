@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import UserError
-from grpo_jax.models import families, names, remote
+from grpo_jax.models import families, hf_names, names, remote
 from grpo_jax.models.architecture import Architecture
 from grpo_jax.types import Params
 
@@ -23,8 +23,8 @@ SHARD_BYTES = 4 * 2**30  # of an export's largest file
 class Safetensors:
   """Tensors of a directory's safetensors files, read when asked for."""
 
-  def __init__(self, directory: str):
-    """Opens the files.
+  def __init__(self, directory: str, file: str = ""):
+    """Opens the files, or the one file named.
 
     Raises:
       UserError: no weights, a missing shard, or a file that is truncated.
@@ -34,7 +34,8 @@ class Safetensors:
 
     self.where = directory
     self._files: dict[str, Any] = {}
-    for path in _weight_files(pathlib.Path(directory)):
+    where = pathlib.Path(directory).expanduser()
+    for path in [where / file] if file else _weight_files(where):
       try:
         handle = safetensors.safe_open(path, framework="np")
       except Exception as error:  # safetensors has its own error type
@@ -153,7 +154,7 @@ def export(
     raise UserError(f"{directory} holds a model already; choose another")
   out.mkdir(parents=True, exist_ok=True)
   offset = families.family(config).unit_offset
-  table = families.names(arch, offset)
+  table = hf_names.names(arch, offset)
   shards: list[dict[str, np.ndarray]] = [{}]
   size = 0
   for name, x in names.tensors(params, arch, table):

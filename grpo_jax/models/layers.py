@@ -10,7 +10,6 @@ import math
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.models.projection import project
 from grpo_jax.types import Array
 
 # Finite, so that a row with no visible key softmaxes to something finite: it
@@ -117,15 +116,3 @@ def _gelu(x: Array) -> Array:
 
 
 ACTIVATIONS = {"silu": jax.nn.silu, "gelu": _gelu}
-
-
-def gated(w: dict[str, Array], x: Array, activation: str = "silu") -> Array:
-  """down(act(gate(x)) * up(x)): [..., D] -> [..., D]; SwiGLU with silu.
-
-  Args:
-    w: gate [D, F], up [D, F], down [F, D].
-    x: [..., D].
-    activation: silu or gelu.
-  """
-  gate, up = project(x, w["gate"]), project(x, w["up"])
-  return project(ACTIVATIONS[activation](gate) * up, w["down"])

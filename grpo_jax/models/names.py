@@ -15,13 +15,15 @@ import numpy as np
 
 from grpo_jax.errors import UserError
 from grpo_jax.models.architecture import Architecture
-from grpo_jax.models.transformer import Weight, weights
+from grpo_jax.models.weight_table import Weight, weights
 from grpo_jax.types import Params
 
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
   """A foreign tensor: its name, `{}` for the layer, and its order of axes.
+
+  A second `{}` is the expert.
 
   theirs = ours.transpose(order), the leading or trailing axes then joined
   until it has as many as theirs.
@@ -31,6 +33,11 @@ class Tensor:
   order: tuple[int, ...]
   flat: bool = False  # all axes joined into one
   add: float = 0.0  # ours = theirs + add
+
+  @property
+  def stacked(self) -> int:
+    """Leading axes of ours over which theirs are one tensor each."""
+    return self.name.count("{}")
 
 
 Names = Mapping[str, Tensor]  # our path, joined by '/' -> tensor
@@ -59,18 +66,17 @@ def table(arch: Architecture) -> dict[str, Weight]:
   return {"/".join(k.key for k in path): weight for path, weight in flat}
 
 
-def _layers(weight: Weight, tensor: Tensor) -> Iterator[tuple[int | None, str]]:
-  """(layer, their name) of each tensor behind one of our parameters."""
-  if "{}" not in tensor.name:
-    yield None, tensor.name
-    return
-  for layer in range(weight.shape[0]):
-    yield layer, tensor.name.format(layer)
+def _pieces(
+  weight: Weight, tensor: Tensor
+) -> Iterator[tuple[tuple[int, ...], str]]:
+  """(index in ours, their name) of each tensor behind one of our parameters."""
+  for index in np.ndindex(weight.shape[: tensor.stacked]):
+    yield index, tensor.name.format(*index)
 
 
 def their_shape(weight: Weight, tensor: Tensor) -> tuple[int, ...]:
   """Shape of one foreign tensor: a projection's head axes are joined."""
-  ours = weight.shape[1:] if "{}" in tensor.name else weight.shape
+  ours = weight.shape[tensor.stacked :]
   moved = [ours[axis] for axis in tensor.order]
   if tensor.flat:
     return (math.prod(moved),)
@@ -83,8 +89,8 @@ def their_shape(weight: Weight, tensor: Tensor) -> tuple[int, ...]:
 
 
 def to_ours(x: np.ndarray, weight: Weight, tensor: Tensor) -> np.ndarray:
-  """One foreign tensor in our layout (of one layer)."""
-  ours = weight.shape[1:] if "{}" in tensor.name else weight.shape
+  """One foreign tensor in our layout (of one layer, one expert)."""
+  ours = weight.shape[tensor.stacked :]
   if not np.isfinite(x).all():
     raise UserError(f"tensor {tensor.name!r} has values that are not finite")
   x = x.reshape([ours[axis] for axis in tensor.order])
@@ -93,7 +99,7 @@ def to_ours(x: np.ndarray, weight: Weight, tensor: Tensor) -> np.ndarray:
 
 
 def to_theirs(x: np.ndarray, weight: Weight, tensor: Tensor) -> np.ndarray:
-  """One of our parameters (of one layer) in the foreign layout."""
+  """One of our parameters (of one layer, one expert) in the foreign layout."""
   x = x.transpose(tensor.order).reshape(their_shape(weight, tensor))
   return np.ascontiguousarray(x - np.float32(tensor.add) if tensor.add else x)
 
@@ -115,7 +121,7 @@ def check(
   found, used = source.names(), set()
   for path, weight in table(arch).items():
     tensor = names[path]
-    for _, name in _layers(weight, tensor):
+    for _, name in _pieces(weight, tensor):
       used.add(name)
       if name not in found:
         raise UserError(
@@ -177,7 +183,8 @@ def _reader(
   source: Source, weight: Weight, tensor: Tensor
 ) -> Callable[[tuple[slice, ...]], np.ndarray]:
   """Reads any slice of one of our parameters."""
-  if "{}" not in tensor.name:
+  lead = tensor.stacked
+  if not lead:
     whole: list[np.ndarray] = []
 
     def read(index: tuple[slice, ...]) -> np.ndarray:
@@ -187,16 +194,16 @@ def _reader(
 
     return read
 
-  def read_layers(index: tuple[slice, ...]) -> np.ndarray:
-    layers = range(*index[0].indices(weight.shape[0]))
-    shape = [len(range(*i.indices(n))) for i, n in zip(index, weight.shape)]
-    out = np.empty(shape, np.float32)
-    for row, layer in enumerate(layers):
-      x = source.read(tensor.name.format(layer))
-      out[row] = to_ours(x, weight, tensor)[index[1:]]
+  def read_pieces(index: tuple[slice, ...]) -> np.ndarray:
+    ranges = [range(*i.indices(n)) for i, n in zip(index, weight.shape)]
+    out = np.empty([len(r) for r in ranges], np.float32)
+    for row in np.ndindex(out.shape[:lead]):
+      which = [r[i] for r, i in zip(ranges, row)]
+      x = source.read(tensor.name.format(*which))
+      out[row] = to_ours(x, weight, tensor)[index[lead:]]
     return out
 
-  return read_layers
+  return read_pieces
 
 
 def tensors(
@@ -207,6 +214,6 @@ def tensors(
   arrays = {"/".join(k.key for k in path): x for path, x in flat}
   for path, weight in table(arch).items():
     tensor = names[path]
-    for layer, name in _layers(weight, tensor):
-      x = arrays[path] if layer is None else arrays[path][layer]
+    for index, name in _pieces(weight, tensor):
+      x = arrays[path][index] if index else arrays[path]
       yield name, to_theirs(np.asarray(x, np.float32), weight, tensor)

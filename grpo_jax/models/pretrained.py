@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo_jax.errors import UserError
-from grpo_jax.models import families, hf, names
+from grpo_jax.models import families, hf, hf_names, names
 from grpo_jax.models.architecture import Architecture
 from grpo_jax.models.gguf import GGUF
 from grpo_jax.types import Params
@@ -46,7 +46,7 @@ class Pretrained:
     return names.load(
       self.source,
       arch,
-      families.names(arch, offset),
+      hf_names.names(arch, offset),
       shardings,
       allowed=allowed,
     )

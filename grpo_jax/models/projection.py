@@ -30,10 +30,16 @@ def project(
   Returns:
     [..., *outer].
   """
-  return _product(x, w, axes, dtype)
+  return product(x, w, axes, dtype)
 
 
-def _product(x: Array, w: Array, axes: int, dtype: jnp.dtype | None) -> Array:
+def product(
+  x: Array, w: Array, axes: int = 1, dtype: jnp.dtype | None = None
+) -> Array:
+  """`project` with the gradient that differentiation writes.
+
+  Of weights that are not trained: no gradient of them is computed.
+  """
   last, first = tuple(range(x.ndim - axes, x.ndim)), tuple(range(axes))
   return jax.lax.dot_general(
     x, w, ((last, first), ((), ())), preferred_element_type=dtype
@@ -43,7 +49,7 @@ def _product(x: Array, w: Array, axes: int, dtype: jnp.dtype | None) -> Array:
 def _forward(
   x: Array, w: Array, axes: int, dtype: jnp.dtype | None
 ) -> tuple[Array, tuple[Array, Array]]:
-  return _product(x, w, axes, dtype), (x, w)
+  return product(x, w, axes, dtype), (x, w)
 
 
 def _backward(
@@ -60,7 +66,7 @@ def _backward(
 def _differentiated(
   axes: int, dtype: jnp.dtype | None, x: Array, w: Array, dy: Array
 ) -> tuple[Array, Array]:
-  _, backward = jax.vjp(lambda x, w: _product(x, w, axes, dtype), x, w)
+  _, backward = jax.vjp(lambda x, w: product(x, w, axes, dtype), x, w)
   return backward(dy)
 
 

@@ -9,15 +9,11 @@ real tokens: completion input s sits at len-1+s, so padding never matters.
 read, and under FSDP gather, every weight twice.
 """
 
-import dataclasses
-import math
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
-from grpo_jax.models import kv
-from grpo_jax.models.architecture import Architecture, Model
+from grpo_jax.models import kv, weight_table
+from grpo_jax.models.architecture import Architecture, Aux, Decoder, Model
 from grpo_jax.models.block import (
   Kind,
   completion_layer,
@@ -28,125 +24,9 @@ from grpo_jax.models.block import (
   prompt_turns,
 )
 from grpo_jax.models.layers import MASKED, capped, rms_norm
-from grpo_jax.sharding import shard
+from grpo_jax.models.weight_table import cast
+from grpo_jax.sharding import gather, shard
 from grpo_jax.types import Array, Params, Prompts
-
-Aux = dict[str, Array]  # what a family adds (router loss); none here
-
-
-@dataclasses.dataclass(frozen=True)
-class Weight:
-  """One weight, declared once: everything else about it derives from this."""
-
-  shape: tuple[int, ...]
-  axes: tuple[str | None, ...]  # logical names, see sharding.RULES
-  std: float | None  # normal(0, std); None: ones
-
-
-def weights(arch: Architecture) -> dict[str, Any]:
-  """The weight table: a nested dict whose paths are the parameters' own.
-
-  Layers are stacked on a leading axis. Projections that write into the
-  residual stream start smaller by sqrt(2 L), as in GPT-2.
-  """
-  n, d, f = arch.layers, arch.embed, arch.ffn
-  h, k, e = arch.heads, arch.kv_heads, arch.head_dim
-  fan_in, residual = 1 / math.sqrt(d), 1 / math.sqrt(2 * n)
-
-  def stack(shape: tuple, axes: tuple, std: float | None) -> Weight:
-    return Weight((n, *shape), (None, *axes), std)
-
-  def norm(*shape: int) -> Weight:
-    axes = ("heads", None) if len(shape) == 2 else (None,) * len(shape)
-    return stack(shape, axes, None)
-
-  before = arch.norms in ("pre", "both")
-  after = arch.norms in ("post", "both")
-  qk = {"none": None, "head": ((e,), (e,)), "width": ((h, e), (k, e))}
-  qk_norm = qk[arch.qk_norm]
-  table = {
-    "embed": Weight((arch.vocab, d), ("vocab", "embed"), fan_in),
-    "layers": {
-      **({"attn_norm": norm(d), "mlp_norm": norm(d)} if before else {}),
-      **(
-        {"attn_post_norm": norm(d), "mlp_post_norm": norm(d)} if after else {}
-      ),
-      "attn": {
-        "q": stack((d, h, e), ("embed", "heads", None), fan_in),
-        "k": stack((d, k, e), ("embed", "kv_heads", None), fan_in),
-        "v": stack((d, k, e), ("embed", "kv_heads", None), fan_in),
-        "o": stack(
-          (h, e, d), ("heads", None, "embed"), residual / math.sqrt(h * e)
-        ),
-        **(
-          {"q_norm": norm(*qk_norm[0]), "k_norm": norm(*qk_norm[1])}
-          if qk_norm
-          else {}
-        ),
-        **(
-          {
-            "q_bias": stack((h, e), ("heads", None), 0.0),
-            "k_bias": stack((k, e), ("kv_heads", None), 0.0),
-            "v_bias": stack((k, e), ("kv_heads", None), 0.0),
-          }
-          if arch.qkv_bias
-          else {}
-        ),
-      },
-      "mlp": {
-        "gate": stack((d, f), ("embed", "ffn"), fan_in),
-        "up": stack((d, f), ("embed", "ffn"), fan_in),
-        "down": stack((f, d), ("ffn", "embed"), residual / math.sqrt(f)),
-      },
-    },
-    "final_norm": Weight((d,), (None,), None),
-  }
-  if not arch.tied:
-    table["head"] = Weight((arch.vocab, d), ("vocab", "embed"), fan_in)
-  return table
-
-
-def _table_map(fn: Any, table: Any) -> Any:
-  return jax.tree.map(fn, table, is_leaf=lambda x: isinstance(x, Weight))
-
-
-def axes(arch: Architecture) -> dict[str, Any]:
-  """Logical axes of every parameter, a tree like the parameters'."""
-  return _table_map(lambda w: w.axes, weights(arch))
-
-
-def parameter_count(arch: Architecture) -> int:
-  """Number of parameters; a tied head counts once."""
-  leaves = jax.tree.leaves(
-    _table_map(lambda w: math.prod(w.shape), weights(arch))
-  )
-  return sum(leaves)
-
-
-def init(key: Array, arch: Architecture) -> Params:
-  """Draws float32 parameters, a key for each place in the weight table."""
-  table = weights(arch)
-  flat, treedef = jax.tree_util.tree_flatten(
-    table, is_leaf=lambda x: isinstance(x, Weight)
-  )
-  keys = jax.random.split(key, len(flat))
-  leaves = [
-    jnp.ones(w.shape, jnp.float32)
-    if w.std is None
-    else jax.random.normal(k, w.shape, jnp.float32) * w.std
-    for k, w in zip(keys, flat)
-  ]
-  return jax.tree_util.tree_unflatten(treedef, leaves)
-
-
-def cast(params: Params, model: Model) -> Params:
-  """The copy that matrix products read; norms stay float32."""
-
-  def one(path: Any, x: Array) -> Array:
-    is_norm = path[-1].key.endswith("norm")
-    return x if is_norm else x.astype(model.compute_dtype)
-
-  return jax.tree_util.tree_map_with_path(one, params)
 
 
 def unstack(params: Params, arch: Architecture) -> Params:
@@ -197,7 +77,8 @@ def prefill(
 
   def body(x: Array, layer: tuple) -> tuple[Array, tuple[Array, Array]]:
     w, kind = layer
-    return prompt_layer(w, kind_of(kind), arch, x, lengths, turns)
+    x, kept, _ = prompt_layer(w, kind_of(kind), model, x, lengths, turns)
+    return x, kept
 
   x = _embed(params, ids, arch)
   _, stacked = jax.lax.scan(body, x, (params["layers"], kinds(arch)))
@@ -237,8 +118,8 @@ def extend(
   ):
     size = arch.window(i)
     kind = Kind(size or None, bool(size))
-    x, entry = completion_layer(
-      w, kind, arch, x, prompt, lengths, turns, entry, start
+    x, entry, _ = completion_layer(
+      w, kind, model, x, prompt, lengths, turns, entry, start
     )
     layers.append(entry)
   x = rms_norm(x, params["final_norm"], model.arch.norm_eps)
@@ -251,6 +132,7 @@ def joint(
   slabs: tuple[Array, ...],
   *,
   model: Model,
+  real: tuple[Array, ...] | None = None,
 ) -> tuple[tuple[Array, ...], Aux]:
   """Runs prompts and whole completions in one pass over the layers.
 
@@ -261,37 +143,42 @@ def joint(
       length, so that short completions are not padded to the longest. All
       slabs share one prompt pass.
     model: the model record.
+    real: of each slab [B, g, S] bool, the tokens that aux counts; None: all.
 
   Returns:
-    hidden [B, g, S, D] of each slab after the final norm; aux.
+    hidden [B, g, S, D] of each slab after the final norm; aux, stacked over
+    layers: a prompt's tokens count once for its group.
   """
   params = cast(params, model)
   arch = model.arch
   ids, lengths = _streams(prompts)
   turns = prompt_turns(arch, lengths, ids.shape[2])
   own = [completion_turns(arch, lengths, 0, y.shape[2]) for y in slabs]
+  counted = real or (None,) * len(slabs)
 
-  def body(carry: tuple, layer: tuple) -> tuple[tuple, None]:
+  def body(carry: tuple, layer: tuple) -> tuple[tuple, Aux]:
     x, streams = carry
     w, kind = layer[0], kind_of(layer[1])
-    x, prompt = prompt_layer(w, kind, arch, x, lengths, turns)
-    streams = tuple(
-      completion_layer(w, kind, arch, y, prompt, lengths, by)[0]
-      for y, by in zip(streams, own)
-    )
-    return (x, streams), None
+    x, prompt, aux = prompt_layer(w, kind, model, x, lengths, turns)
+    out = [
+      completion_layer(w, kind, model, y, prompt, lengths, by, real=mask)
+      for y, by, mask in zip(streams, own, counted)
+    ]
+    for _, _, more in out:
+      aux = jax.tree.map(jnp.add, aux, more)
+    return (x, tuple(y for y, _, _ in out)), aux
 
   if model.remat:
     body = jax.checkpoint(body)
   streams = tuple(_embed(params, tokens, arch) for tokens in slabs)
-  (_, streams), _ = jax.lax.scan(
+  (_, streams), aux = jax.lax.scan(
     body,
     (_embed(params, ids, arch), streams),
     (params["layers"], kinds(arch)),
   )
   return tuple(
     rms_norm(y, params["final_norm"], arch.norm_eps) for y in streams
-  ), {}
+  ), aux
 
 
 def logits(params: Params, hidden: Array, *, model: Model) -> Array:
@@ -314,3 +201,28 @@ def logits(params: Params, hidden: Array, *, model: Model) -> Array:
       jnp.reshape(real, (1,) * (out.ndim - 1) + real.shape), out, MASKED
     )
   return out
+
+
+def head(params: Params) -> Params:
+  """The part of the parameters that `logits` reads."""
+  return {k: v for k, v in params.items() if k in ("embed", "head")}
+
+
+def prepare(params: Params, model: Model) -> Params:
+  """The sampler's copy: cast, and gathered once for all its steps."""
+  params = cast(params, model)
+  return gather(params, weight_table.axes(model.arch, model.lora))
+
+
+DECODER = Decoder(
+  prefill=prefill,
+  extend=extend,
+  joint=joint,
+  logits=logits,
+  head=head,
+  prepare=prepare,
+  unstack=lambda params, model: unstack(params, model.arch),
+  empty_cache=kv.empty_cache,
+  axes=lambda model: weight_table.axes(model.arch, model.lora),
+  init=lambda key, model: weight_table.init(key, model.arch),
+)

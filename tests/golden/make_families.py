@@ -1,6 +1,6 @@
 """Tiny random models of every family by transformers' PyTorch classes.
 
-    pip install -e '.[parity]' && python tests/golden/make_families.py
+    pip install -e '.[parity]' && python tests/golden/make_families.py [NAME]
 
 Writes families/NAME.npz: config.json, the weights, and what PyTorch computes
 from them: log-probs of two sequences, the gradient of their mean for a few
@@ -9,8 +9,11 @@ weights, and the likeliest continuations of their first tokens.
 
 import json
 import pathlib
+import sys
+import tempfile
 
 import numpy as np
+import safetensors.torch
 import torch
 import transformers
 
@@ -50,6 +53,16 @@ FAMILIES = {
   "mistral": ("Mistral", {"sliding_window": 5, "head_dim": 8}),
   "qwen2": ("Qwen2", {}),
   "qwen3": ("Qwen3", {"head_dim": 8}),
+  "qwen3_moe": (
+    "Qwen3Moe",
+    {
+      "head_dim": 8,
+      "moe_intermediate_size": 12,
+      "num_experts": 5,
+      "num_experts_per_tok": 2,
+      "norm_topk_prob": True,
+    },
+  ),
   "gemma2": ("Gemma2", GEMMA),
   "gemma3": (
     "Gemma3Text",
@@ -57,6 +70,23 @@ FAMILIES = {
   ),
   "olmo2": ("Olmo2", {}),
 }
+
+
+def published(named):
+  """Tensors under the names of files: experts one by one, not joined."""
+  out = {}
+  for name, x in named.items():
+    stem, _, last = name.rpartition(".")
+    if not stem.endswith(".experts"):
+      out[name] = x
+      continue
+    for i, expert in enumerate(x):
+      parts = {"down_proj": expert}
+      if last == "gate_up_proj":
+        parts = dict(zip(("gate_proj", "up_proj"), expert.chunk(2)))
+      for part, value in parts.items():
+        out[f"{stem}.{i}.{part}.weight"] = value
+  return out
 
 
 def make(name):
@@ -84,19 +114,25 @@ def make(name):
     pad_token_id=0,
   )
   named = dict(model.named_parameters())
-  kept = [n for n in named if "layers.1" in n or "embed" in n]
+  weights = published(named)
+  grads = published({n: x.grad for n, x in named.items()})
+  with tempfile.TemporaryDirectory() as out:
+    model.save_pretrained(out)
+    saved = safetensors.torch.load_file(f"{out}/model.safetensors")
+  assert all(torch.equal(weights[n], x) for n, x in saved.items())
+  kept = [n for n in grads if "layers.1" in n or "embed" in n]
   np.savez_compressed(
     HERE / f"{name}.npz",
     config=json.dumps(json.loads(config.to_json_string(use_diff=False))),
     ids=ids,
     logprobs=chosen[:, PROMPT - 1 :].detach().numpy(),
     decoded=decoded[:, PROMPT:].numpy(),
-    **{f"weight/{n}": x.detach().numpy() for n, x in named.items()},
-    **{f"grad/{n}": named[n].grad.numpy() for n in kept},
+    **{f"weight/{n}": x.detach().numpy() for n, x in weights.items()},
+    **{f"grad/{n}": grads[n].numpy() for n in kept},
   )
 
 
 if __name__ == "__main__":
   HERE.mkdir(exist_ok=True)
-  for family in FAMILIES:
+  for family in sys.argv[1:] or FAMILIES:
     make(family)

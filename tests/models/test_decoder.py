@@ -11,7 +11,7 @@ import pytest
 import toys
 
 from grpo_jax.logprobs import completion_inputs, rollout_logprobs
-from grpo_jax.models import kv, transformer
+from grpo_jax.models import kv, transformer, weight_table
 from grpo_jax.models.architecture import Model
 from grpo_jax.types import Prompts
 
@@ -191,10 +191,10 @@ def test_a_prompt_of_one_token_has_an_empty_stream():
 
 
 def test_the_weight_table_is_the_parameters():
-  params = toys.jit(functools.partial(transformer.init, arch=toys.ARCH))(
+  params = toys.jit(functools.partial(weight_table.init, arch=toys.ARCH))(
     jax.random.key(3)
   )
-  table, axes = transformer.weights(toys.ARCH), transformer.axes(toys.ARCH)
+  table, axes = weight_table.weights(toys.ARCH), weight_table.axes(toys.ARCH)
   total = 0
   leaves = jax.tree_util.tree_leaves_with_path(params)
   for path, x in leaves:
@@ -208,4 +208,4 @@ def test_the_weight_table_is_the_parameters():
     else:
       spread = np.std(x) / weight.std
       assert abs(spread - 1) < 4 / np.sqrt(x.size)
-  assert total == transformer.parameter_count(toys.ARCH)
+  assert total == weight_table.parameter_count(toys.ARCH)

@@ -12,7 +12,7 @@ import toys
 from grpo_jax import grpo
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import rollout_logprobs
-from grpo_jax.models import families, hf, names, transformer
+from grpo_jax.models import families, hf, hf_names, names, weight_table
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
 from grpo_jax.models.rope_config import ropes
@@ -27,7 +27,7 @@ def load(directory):
   opened = open_model(str(directory))
   model = Model(opened.architecture(32))
   shapes = jax.eval_shape(
-    lambda: transformer.init(jax.random.key(0), model.arch)
+    lambda: weight_table.init(jax.random.key(0), model.arch)
   )
   where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   return model, opened.load(model.arch, jax.tree.map(lambda _: where, shapes))
@@ -77,7 +77,7 @@ def test_logprobs_gradients_and_decoding(family):
     logprobs[:, 0], found["logprobs"], rtol=1e-4, atol=1e-5
   )
   np.testing.assert_array_equal(decoded, found["decoded"])
-  ours = dict(names.tensors(grads, model.arch, families.names(model.arch)))
+  ours = dict(names.tensors(grads, model.arch, hf_names.names(model.arch)))
   for key, want in found.items():
     if key.startswith("grad/"):
       scale = np.abs(want).max()
@@ -190,7 +190,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_facts_are_accepted(name):
   arch = families.read_config(PUBLISHED[name], 1000)
-  count = transformer.parameter_count(arch)
+  count = weight_table.parameter_count(arch)
   want = {
     "Qwen2.5-0.5B": 494_032_768,
     "Llama-3.2-1B": 1_235_814_400,

@@ -13,7 +13,14 @@ import pytest
 from grpo_jax import grpo
 from grpo_jax.errors import UserError
 from grpo_jax.logprobs import completion_inputs, token_logprobs
-from grpo_jax.models import families, hf, names, remote, transformer
+from grpo_jax.models import (
+  hf,
+  hf_names,
+  names,
+  remote,
+  transformer,
+  weight_table,
+)
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
 from grpo_jax.sampling import Sampling
@@ -43,7 +50,7 @@ def place(arch, devices=1):
     return jax.sharding.NamedSharding(mesh, jax.P(*spec))
 
   return jax.tree.map(
-    one, transformer.axes(arch), is_leaf=lambda x: isinstance(x, tuple)
+    one, weight_table.axes(arch), is_leaf=lambda x: isinstance(x, tuple)
   )
 
 
@@ -94,7 +101,7 @@ def test_gradients_equal_pytorchs(tiny, expected):
 
   grads = dict(
     names.tensors(
-      jax.grad(mean)(params), model.arch, families.names(model.arch)
+      jax.grad(mean)(params), model.arch, hf_names.names(model.arch)
     )
   )
   for key in expected:

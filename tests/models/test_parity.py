@@ -15,7 +15,13 @@ import pytest
 
 from grpo_jax import grpo
 from grpo_jax.logprobs import rollout_logprobs
-from grpo_jax.models import families, hf, names, transformer
+from grpo_jax.models import (
+  hf,
+  hf_names,
+  names,
+  transformer,
+  weight_table,
+)
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
 from grpo_jax.sampling import Sampling
@@ -110,7 +116,7 @@ def pair(request, tmp_path_factory):
   model = Model(opened.architecture(50))
   where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   shapes = jax.eval_shape(
-    lambda: transformer.init(jax.random.key(0), model.arch)
+    lambda: weight_table.init(jax.random.key(0), model.arch)
   )
   params = opened.load(model.arch, jax.tree.map(lambda _: where, shapes))
   return theirs, directory, model, params
@@ -177,7 +183,7 @@ def test_logprobs_and_gradients(pair):
   theirs.zero_grad()
   want.mean().backward()
   named = dict(theirs.named_parameters())
-  table = families.names(model.arch)  # gradients have no offset
+  table = hf_names.names(model.arch)  # gradients have no offset
   for name, ours in names.tensors(grads, model.arch, table):
     other = named[name].grad.numpy()
     scale = np.abs(other).max()
@@ -246,7 +252,7 @@ def test_smollm2(tmp_path):
   model = Model(opened.architecture(len(tokenizer)))
   where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   shapes = jax.eval_shape(
-    lambda: transformer.init(jax.random.key(0), model.arch)
+    lambda: weight_table.init(jax.random.key(0), model.arch)
   )
   params = opened.load(model.arch, jax.tree.map(lambda _: where, shapes))
   prompts = Prompts(
