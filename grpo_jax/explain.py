@@ -33,6 +33,23 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
   params = weight_table.parameter_count(arch)
   # Policy, two moments, reference.
   copies = 3 + (e.algorithm.reference is not None)
+  size, what = copies * params * 4, f"{params:,} parameters"
+  if e.model.lora is not None:
+    lora = e.model.lora
+    trained = weight_table.adapter_count(arch, lora)
+    frozen = params * e.model.compute_dtype.itemsize
+    size = copies * trained * 4 + frozen
+    what += (
+      f", {trained:,} more trained: adapters of rank {lora.rank}, alpha"
+      f" {lora.alpha:g}, on {', '.join(lora.targets)}"
+    )
+  if arch.experts:
+    idle = arch.experts - arch.experts_per_token
+    idle *= 3 * arch.layers * arch.embed * arch.ffn
+    what += (
+      f", {params - idle:,} of them active in a token:"
+      f" {arch.experts_per_token} of {arch.experts} experts"
+    )
   phases = f"{e.config['steps']} of {e.algorithm.name}"
   if e.warmup_steps:
     phases = f"{e.warmup_steps} of imitation, then {phases}"
@@ -56,9 +73,9 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
     ),
     (
       "model",
-      f"{params:,} parameters, {arch.layers} layers of {arch.embed};"
+      f"{what}; {arch.layers} layers of {arch.embed};"
       f" {e.model.dtype} products, float32 weights;"
-      f" {copies * params * 4 / 2**20:,.1f} MiB of weights and moments",
+      f" {size / 2**20:,.1f} MiB of weights and moments",
     ),
     ("task", f"{e.task.name}: {splits}"),
     ("steps", phases),

@@ -1,9 +1,10 @@
 """Writes a trained policy as a directory that transformers loads.
 
-    python -m grpo_jax.export --workdir=RUN[@STEP|@best] --out=DIR
+    python -m grpo_jax.export --workdir=RUN[@STEP|@best] --out=DIR [--adapters]
 
 Weights are the policy's, in float32; tokenizer, chat template and generation
-config are those of the model it started from.
+config are those of the model it started from. Adapters are merged into the
+weights, or with --adapters written alone, in PEFT's format.
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ from grpo_jax import cli, sharding
 from grpo_jax.disk import explained
 from grpo_jax.errors import UserError
 from grpo_jax.hf_tokenizer import HFTokenizer
-from grpo_jax.models import hf
+from grpo_jax.models import hf, lora, peft
 from grpo_jax.policy import Policy, is_run, open_policy
 
 
@@ -31,7 +32,8 @@ def export(policy: Policy, directory: str) -> None:
   Raises:
     UserError: the directory holds a model already, or cannot be written.
   """
-  base, params, arch = policy.base, policy.params, policy.model.arch
+  base, arch = policy.base, policy.model.arch
+  params = lora.merged(policy.params, policy.model)
   if not base:
     # Rows that no token has are masked here; another reader would sample them.
     base = {"model_type": "llama"}
@@ -63,6 +65,7 @@ def define_flags() -> None:
   """The command's flags."""
   flags.DEFINE_string("workdir", None, "the run, RUN@STEP or RUN@best")
   flags.DEFINE_string("out", None, "directory to write")
+  flags.DEFINE_bool("adapters", False, "only the adapters, in PEFT's format")
 
 
 def main(_: Any) -> int:
@@ -74,7 +77,12 @@ def main(_: Any) -> int:
     raise UserError(f"no run at {f.workdir}")
   cli.check_platform("")
   policy = open_policy(f.workdir, sharding.make_mesh(-1, 1, 1))
-  export(policy, f.out)
+  if f.adapters:
+    with explained(f"could not write {f.out}"):
+      base = policy.base_path or policy.source["run"]
+      peft.export(policy.params, policy.model, base, f.out)
+  else:
+    export(policy, f.out)
   print(f"wrote {f.out}: {policy.source}")
   return cli.OK
 

@@ -40,7 +40,12 @@ def buffers(e: Experiment, mesh: jax.sharding.Mesh, phase: str) -> dict:
   params = weight_table.parameter_count(arch)
   own = e.algorithm.critic is not None and not e.algorithm.critic.shared
   copies = 3 * (1 + own) + (e.algorithm.reference is not None)
-  out = {"weights, moments and reference": copies * params * 4 / split}
+  trained, frozen = params, 0
+  if model.lora is not None:
+    trained = weight_table.adapter_count(arch, model.lora)
+    frozen = params * item
+  held = copies * trained * 4 + frozen
+  out = {"weights, moments and reference": held / split}
   prompts, group, tokens = _rows(e, phase)
   prompts /= ways
   width = e.prompt_width
@@ -57,8 +62,8 @@ def buffers(e: Experiment, mesh: jax.sharding.Mesh, phase: str) -> dict:
     out["the prompts' attention"] = 2 * prompts * width**2 * heads * 4
     return _sorted(out)
   if phase == "apply":
-    out["new weights and moments"] = 3 * params * 4 / split
-    out["gradients"] = params * 4 / split
+    out["new weights and moments"] = 3 * trained * 4 / split
+    out["gradients"] = trained * 4 / split
     return _sorted(out)
   chunk = min(
     model.logit_elements, prompts * group * tokens * arch.vocab / n["tensor"]
@@ -67,20 +72,19 @@ def buffers(e: Experiment, mesh: jax.sharding.Mesh, phase: str) -> dict:
   out["logits of a chunk"] = 3 * chunk * 4
   attention = prompts * heads * 4 * 2
   attention *= width**2 + group * tokens * (width + tokens)
+  ffn = arch.ffn * (arch.experts_per_token or 1)
   wide = arch.heads * arch.head_dim + 2 * arch.kv_heads * arch.head_dim
   layer = (
-    positions
-    * (KEPT_EMBED * arch.embed + 2 * wide + KEPT_FFN * arch.ffn)
-    * item
+    positions * (KEPT_EMBED * arch.embed + 2 * wide + KEPT_FFN * ffn) * item
   )
   if phase == "score":
     out["activations of a layer"] = layer + attention
     return _sorted(out)
-  out["gradients"] = params * 4 / split
+  out["gradients"] = trained * 4 / split
   if phase == "gradients":
     out["gradients"] *= 2  # a micro-batch's beside their sum
   elif phase in ("update", "imitate"):
-    out["new weights and moments"] = 3 * params * 4 / split
+    out["new weights and moments"] = 3 * trained * 4 / split
   if model.remat:
     out["activations"] = arch.layers * positions * arch.embed * item
     out["activations"] += layer + attention

@@ -27,6 +27,7 @@ class Policy:
     source: where it came from: run and step, or the model's path.
     base: the config.json of the model it started from, or {}.
     companions: directory with that model's other files, or None.
+    base_path: where that model was found, as its user named it, or "".
     max_tokens: of a completion, as it was trained; None for a bare model.
   """
 
@@ -37,6 +38,7 @@ class Policy:
   base: dict[str, Any]
   companions: str | None
   max_tokens: int | None = None
+  base_path: str = ""
 
 
 def is_run(path: str) -> bool:
@@ -91,7 +93,16 @@ def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:
   base = dict(opened.config) if opened else {}
   companions = opened.path if opened and os.path.isdir(opened.path) else None
   size = e.sampling.max_tokens
-  return Policy(e.model, params, e.tokenizer, source, base, companions, size)
+  return Policy(
+    model=e.model,
+    params=params,
+    tokenizer=e.tokenizer,
+    source=source,
+    base=base,
+    companions=companions,
+    max_tokens=size,
+    base_path=c["model"]["path"],
+  )
 
 
 def _shardings(model: Model, mesh: jax.sharding.Mesh) -> Params:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import config, sharding
+from grpo_jax import config, model_config, sharding
 from grpo_jax.build import Built
 from grpo_jax.checkpoint import Checkpoints, open_run, parse_run
 from grpo_jax.config import Experiment
@@ -141,7 +141,7 @@ def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
     theirs = dataclasses.replace(
       e.model,
       dtype=host["config"]["model"]["dtype"],
-      lora=config.make_lora(host["config"]["lora"], e.model.arch),
+      lora=model_config.make_lora(host["config"]["lora"], e.model.arch),
     )
     params = read_policy(other, step, theirs, built.mesh)
   if theirs.lora != e.model.lora or theirs.dtype != e.model.dtype:

@@ -178,6 +178,12 @@ def init(key: Array, arch: Architecture) -> Params:
   return draw(key, weights(arch))
 
 
+def adapter_count(arch: Architecture, lora: Lora) -> int:
+  """Number of parameters of all adapters."""
+  table = adapters(arch, lora)
+  return sum(jax.tree.leaves(_map(lambda w: math.prod(w.shape), table)))
+
+
 def draw(key: Array, table: dict[str, Any]) -> Params:
   """Draws the float32 parameters of a table, a key for each place in it."""
   flat, treedef = jax.tree_util.tree_flatten(
