@@ -66,6 +66,8 @@ def get_config() -> config_dict.ConfigDict:
   c.model = config_dict.ConfigDict()
   c.model.path = ""  # a directory, a GGUF file or a hub id[@revision] to start
   # from; the sizes below are then the model's own and are not read
+  c.model.module = ""  # module:function of a network of one's own, see
+  # grpo_jax/models/flax_module.py; the sizes are then its own
   c.model.layers = 2
   c.model.embed = 64
   c.model.heads = 4

@@ -165,6 +165,12 @@ def check_mesh(e: Experiment, mesh: jax.sharding.Mesh) -> None:
         f"{key} {count} is not divisible by the {ways} ways that prompts are"
         f" split (data {sizes['data']} x fsdp {sizes['fsdp']})"
       )
+  if e.model.decoder is None:
+    _check_tensor(e, sizes)
+
+
+def _check_tensor(e: Experiment, sizes: dict[str, int]) -> None:
+  """The part of `check_mesh` about the model's own sizes."""
   arch, tensor = e.model.arch, sizes["tensor"]
   for key in ("heads", "experts" if arch.experts else "ffn"):
     if getattr(arch, key) % tensor:

@@ -239,6 +239,11 @@ def make_algorithm(c: Mapping[str, Any], sampling: Sampling) -> Algorithm:
 def check_algorithm(e: Experiment) -> None:
   """Refuses an algorithm that means nothing with this task and these sizes."""
   critic = e.algorithm.critic
+  if critic is not None and e.model.decoder is not None:
+    raise UserError(
+      f"{e.algorithm.name} has a critic, which a network of model.module has"
+      " not; choose an algorithm without one"
+    )
   if e.model.lora is not None and critic is not None and not critic.shared:
     raise UserError(
       "lora with a critic of its own would train a second network; set"

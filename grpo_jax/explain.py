@@ -9,7 +9,7 @@ from grpo_jax.algorithm import Algorithm
 from grpo_jax.algorithms import ALGORITHMS
 from grpo_jax.config import Experiment
 from grpo_jax.console import Console
-from grpo_jax.models import weight_table
+from grpo_jax.models import decoders, weight_table
 
 
 def preset(e: Experiment) -> Algorithm | None:
@@ -30,7 +30,7 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
   """The resolved run as (what, how) rows."""
   b, s, arch = e.batching, e.sampling, e.model.arch
   rows = b.prompts_per_step * s.group_size
-  params = weight_table.parameter_count(arch)
+  params = decoders.parameter_count(e.model)
   # Policy, two moments, reference.
   copies = 3 + (e.algorithm.reference is not None)
   size, what = copies * params * 4, f"{params:,} parameters"
@@ -43,6 +43,9 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
       f", {trained:,} more trained: adapters of rank {lora.rank}, alpha"
       f" {lora.alpha:g}, on {', '.join(lora.targets)}"
     )
+  shape = f"{arch.layers} layers of {arch.embed}"
+  if e.model.decoder is not None:
+    shape = e.config["model"]["module"]
   if arch.experts:
     idle = arch.experts - arch.experts_per_token
     idle *= 3 * arch.layers * arch.embed * arch.ffn
@@ -73,7 +76,7 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
     ),
     (
       "model",
-      f"{what}; {arch.layers} layers of {arch.embed};"
+      f"{what}; {shape};"
       f" {e.model.dtype} products, float32 weights;"
       f" {size / 2**20:,.1f} MiB of weights and moments",
     ),

@@ -33,6 +33,11 @@ def export(policy: Policy, directory: str) -> None:
     UserError: the directory holds a model already, or cannot be written.
   """
   base, arch = policy.base, policy.model.arch
+  if policy.model.decoder is not None:
+    raise UserError(
+      "a network of model.module is no model that transformers knows; its"
+      " checkpoints are its export"
+    )
   params = lora.merged(policy.params, policy.model)
   if not base:
     # Rows that no token has are masked here; another reader would sample them.

@@ -22,7 +22,7 @@ from grpo_jax import cli, grpo, sharding
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.errors import UserError
 from grpo_jax.hf_tokenizer import HFTokenizer
-from grpo_jax.models import kv, transformer
+from grpo_jax.models.decoders import decoder
 from grpo_jax.policy import Policy, open_policy
 from grpo_jax.preemption import Guard, Preempted, leave
 from grpo_jax.sampling import Sampling, choose
@@ -54,35 +54,35 @@ class Streamer:
     """Binds the programs, and lays the weights out for decoding once."""
     self._policy, self._sampling = policy, sampling
     self._guard = programs.guard
-    model = policy.model
+    model, net = policy.model, decoder(policy.model)
 
     def prepare(params: Params) -> Params:
-      return transformer.unstack(transformer.cast(params, model), model.arch)
+      return net.unstack(net.prepare(params, model), model)
 
     def start(params: Params, prompts: Prompts) -> tuple:
-      prompt_kv, _ = transformer.prefill(params, prompts, model=model)
-      cache = kv.empty_cache(1, 1, sampling.max_tokens, model)
-      return prompt_kv, cache
+      params = net.prepare(params, model)
+      kept, _ = net.prefill(params, prompts, model=model)
+      return kept, net.empty_cache(1, 1, sampling.max_tokens, model)
 
     def turn(
       params: Params,
       token: Array,
-      prompt_kv: Any,
+      kept: Any,
       cache: Any,
       length: Array,
       t: Array,
       key: Array,
     ) -> tuple[Array, Any]:
-      hidden, cache, _ = transformer.extend(
+      hidden, cache, _ = net.extend(
         params,
         token,
-        prompt_kv,
+        kept,
         cache,
         lengths=length,
         start=t,
         model=model,
       )
-      logits = transformer.logits(params, hidden[:, :, 0], model=model)
+      logits = net.logits(params, hidden[:, :, 0], model=model)
       u = jax.random.uniform(jax.random.fold_in(key, t), (1, 1))
       return choose(logits, u, sampling)[0], cache
 
@@ -103,13 +103,13 @@ class Streamer:
       key: of the random draws.
     """
     prompts = jax.tree.map(jnp.asarray, encode(self._policy, [text]))
-    prompt_kv, cache = self._start(self._policy.params, prompts)
+    kept, cache = self._start(self._policy.params, prompts)
     token, ids, shown = prompts.ids[:, None, -1:], [], ""
     for t in range(self._sampling.max_tokens):
       token, cache = self._turn(
         self._params,
         token,
-        prompt_kv,
+        kept,
         cache,
         prompts.lengths,
         jnp.int32(t),

@@ -17,7 +17,7 @@ from grpo_jax.build import Built
 from grpo_jax.compile import Program, exhausted
 from grpo_jax.config import Batching, Experiment
 from grpo_jax.errors import OutOfMemory
-from grpo_jax.models import weight_table
+from grpo_jax.models import decoders, weight_table
 
 GIB = 2**30
 # What a layer keeps per token for its backward pass, in units of its widths.
@@ -37,7 +37,7 @@ def buffers(e: Experiment, mesh: jax.sharding.Mesh, phase: str) -> dict:
   n = dict(mesh.shape)
   ways, split = n["data"] * n["fsdp"], n["fsdp"] * n["tensor"]
   item = model.compute_dtype.itemsize
-  params = weight_table.parameter_count(arch)
+  params = decoders.parameter_count(model)
   own = e.algorithm.critic is not None and not e.algorithm.critic.shared
   copies = 3 * (1 + own) + (e.algorithm.reference is not None)
   trained, frozen = params, 0

@@ -4,11 +4,16 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from grpo_jax import named
 from grpo_jax.errors import UserError
 from grpo_jax.models import peft, weight_table
-from grpo_jax.models.architecture import Architecture, Lora, Model
+from grpo_jax.models.architecture import Architecture, Decoder, Lora, Model
 from grpo_jax.models.pretrained import Pretrained
 from grpo_jax.tokenizer import Tokenizer
+from grpo_jax.types import Prompts
 
 # Rows of the embedding are rounded up, so that meshes divide them.
 VOCAB_MULTIPLE = 64
@@ -28,6 +33,8 @@ def make_model(
     UserError: sizes that do not fit, or adapters that do not.
   """
   how = computed(c["model"])
+  if c["model"]["module"]:
+    return own_network(c, tokenizer.vocab_size), c["lora"]
   if pretrained:
     arch = pretrained.architecture(tokenizer.vocab_size)
   else:
@@ -36,10 +43,78 @@ def make_model(
   return Model(arch, **how, lora=make_lora(lora, arch)), lora
 
 
+def own_network(c: Mapping[str, Any], vocab: int) -> Model:
+  """The model of `model.module`: of its architecture only V is known.
+
+  Raises:
+    UserError: it cannot be made, is not one, or is asked for what only the
+      decoder of this package has.
+  """
+  m = c["model"]
+  for key, given in (
+    ("model.path", m["path"]),
+    ("lora.rank", c["lora"]["rank"]),
+    ("model.remat", m["remat"]),
+    ("model.dtype", m["dtype"] != "float32"),
+  ):
+    if given:
+      raise UserError(f"{key} says nothing to a network of model.module")
+  make = named.find("model.module", m["module"], {})
+  try:
+    found = make(vocab)
+  except UserError:
+    raise
+  except Exception as error:  # one's own function may raise anything
+    why = " ".join(f"{type(error).__name__}: {error}".split())
+    raise UserError(f"model.module {m['module']!r} failed: {why}") from error
+  if not isinstance(found, Decoder):
+    raise UserError(
+      f"model.module {m['module']!r} gives a {type(found).__name__}; it must"
+      " return flax_module.nnx(...), flax_module.linen(...) or"
+      " decoders.network(...)"
+    )
+  arch = Architecture(vocab, vocab, 1, 1, 1, 1, 2, 1)
+  elements = m["logit_elements"]
+  model = Model(arch, decoder=found, logit_elements=elements)
+  check_network(model, m["module"])
+  return model
+
+
+def check_network(model: Model, name: str) -> None:
+  """Traces a network once: what it gives must have the right shape.
+
+  Raises:
+    UserError: it cannot be traced, or gives other logits.
+  """
+  net, ids = model.decoder, jax.ShapeDtypeStruct((2, 3), jnp.int32)
+  lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
+
+  def fn(ids: Any, lengths: Any) -> Any:
+    params = net.init(jax.random.key(0), model)
+    tokens = jnp.zeros((2, 2, 4), jnp.int32)
+    prompts = Prompts(ids, lengths, lengths)
+    (hidden,), _ = net.joint(params, prompts, (tokens,), model=model)
+    return net.logits(params, hidden, model=model)
+
+  try:
+    found = jax.eval_shape(fn, ids, lengths)
+  except UserError:
+    raise
+  except Exception as error:
+    why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    raise UserError(f"model.module {name!r} cannot be traced: {why}") from error
+  want = (2, 2, 4, model.arch.vocab)
+  if found.shape != want:
+    raise UserError(
+      f"model.module {name!r} gives logits {found.shape} for 2 prompts, 2"
+      f" completions of 4 tokens and {want[-1]} ids; they must be {want}"
+    )
+
+
 def architecture(c: Mapping[str, Any], vocab: int) -> Architecture:
   """The sizes of `config.model`, for a tokenizer's vocabulary."""
   how = computed(c)
-  c = {k: v for k, v in c.items() if k not in (*how, "path")}
+  c = {k: v for k, v in c.items() if k not in (*how, "path", "module")}
   if c["heads"] % c["kv_heads"]:
     raise UserError(
       f"model.kv_heads {c['kv_heads']} does not divide model.heads {c['heads']}"

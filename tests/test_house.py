@@ -94,7 +94,13 @@ CORE = {
   | {"sharding", "types"},
   "models.transformer": (MODELS | {"sharding", "types"})
   - {"models.decoders", "models.transformer"},
-  "models.decoders": {"models.architecture", "models.transformer"},
+  "models.decoders": {"models.architecture", "models.transformer", "types"},
+  "models.flax_module": {
+    "errors",
+    "models.architecture",
+    "models.decoders",
+    "types",
+  },
   "logprobs": MODELS | {"sharding", "types"},
   "sampling": MODELS | {"logprobs", "sharding", "types"},
   "values": MODELS | {"logprobs", "types"},
