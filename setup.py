@@ -30,6 +30,7 @@ setuptools.setup(
     "ml_collections>=1.1.0",
     "absl-py>=2.1",
     "numpy>=2.0",
+    "scipy>=1.13",  # jax has it too; here for the t distribution
     "reasoning-gym>=0.1.19",  # the word list and the procedural tasks
     "tensorboardX>=2.6",
     "rich>=13.0",

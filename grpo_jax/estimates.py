@@ -10,7 +10,6 @@ prompt and are no independent draws (errors clustered by prompt).
     parts     each named part of the reward, where it spoke
 """
 
-import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
@@ -225,7 +224,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
 
   A standard error of one prompt is None. So is maj@k where no completion had
   an answer: a task that extracts nothing holds no vote, which is not a vote
-  that is always lost.
+  that is always lost. A part that never spoke is left out.
   """
   values = by_prompt(outcome)
   out = {
@@ -247,9 +246,11 @@ def summary(outcome: Outcome) -> dict[str, Any]:
   out["parts"] = {}
   for name, x in values["parts"].items():
     x = x[~np.isnan(x)]
-    mean, error = clustered(x) if len(x) else (math.nan, math.nan)
+    if not len(x):
+      continue
+    mean, error = clustered(x)
     out["parts"][name] = {
-      "mean": _number(mean),
+      "mean": mean,
       "stderr": _number(error),
       "prompts": len(x),
     }
@@ -322,18 +323,3 @@ def compare(first: Outcome, second: Outcome) -> dict[str, Any]:
   if not (first.voted or second.voted):
     out["maj_at_k"] = None
   return out
-
-
-def majority(answers: Sequence[str]) -> float | None:
-  """Success of one constant answer, the commonest reference, to all prompts.
-
-  Args:
-    answers: the reference answers, '' where there is none.
-
-  Returns:
-    None where no prompt has one.
-  """
-  known = collections.Counter(x for x in answers if x)
-  if not known:
-    return None
-  return known.most_common(1)[0][1] / len(answers)

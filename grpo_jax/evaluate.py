@@ -2,13 +2,17 @@
 
     python -m grpo_jax.evaluate --workdir=runs/quickstart --samples=8
     python -m grpo_jax.evaluate --model=PATH --config=experiments/smollm2.py
+    python -m grpo_jax.evaluate --workdir=RUN@20 --against=RUN@0 --format=table
 
-prints one JSON object: success with its standard error, unbiased pass@k,
-completion length and truncation, sampled and greedy.
+prints one JSON object, or a table: success, pass@k and maj@k with standard
+errors, completion length and truncation, sampled and greedy; with `--against`
+the same of a second policy, and the differences, paired by prompt.
+docs/evaluation.md has what each number is.
 """
 
 import collections
 import dataclasses
+import gc
 import json
 import math
 import sys
@@ -19,62 +23,28 @@ import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
-from grpo_jax import ahead, build, cli, config, memory, rollouts, sharding
+from grpo_jax import (
+  ahead,
+  build,
+  cli,
+  config,
+  estimates,
+  memory,
+  results,
+  rollouts,
+  sharding,
+)
 from grpo_jax.build import Built
-from grpo_jax.checkpoint import parse_run
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console
 from grpo_jax.errors import UserError
-from grpo_jax.policy import is_run, stored_config
+from grpo_jax.estimates import Outcome
+from grpo_jax.policy import compared_by, evaluated_by, is_run
 from grpo_jax.preemption import Guard, Preempted, leave
+from grpo_jax.results import Results
 from grpo_jax.stored import load_parameters
 from grpo_jax.tasks.base import Example
 from grpo_jax.types import Array, Params
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """Completions of N prompts, n each.
-
-  Attributes:
-    success: [N, n], 0 where not scored: an answer nobody could score is no
-      success, and the count is reported beside it.
-    scored: [N, n] bool.
-    lengths: [N, n] tokens.
-    truncated: [N, n] bool.
-  """
-
-  success: np.ndarray
-  scored: np.ndarray
-  lengths: np.ndarray
-  truncated: np.ndarray
-
-  @property
-  def mean(self) -> float:
-    """Mean success over all completions."""
-    return float(self.success.mean())
-
-  @property
-  def stderr(self) -> float:
-    """Standard error of the mean, clustered by prompt (samples share one)."""
-    per_prompt = self.success.mean(axis=1)
-    if len(per_prompt) < 2:
-      return float("nan")
-    return float(per_prompt.std(ddof=1) / math.sqrt(len(per_prompt)))
-
-
-def pass_at_k(samples: int, correct: int, k: int) -> float:
-  """1 - C(n-c, k)/C(n, k): unbiased for the chance that one of k succeeds.
-
-  Args:
-    samples: n, at least k.
-    correct: c of them succeeded.
-    k: draws.
-  """
-  if samples - correct < k:
-    return 1.0
-  terms = np.arange(samples - correct + 1, samples + 1)
-  return float(1.0 - np.prod(1.0 - k / terms))
 
 
 def evaluate(
@@ -118,15 +88,20 @@ def evaluate(
     scores = built.runner.score(
       part[:real], host.completions[:real], built.programs.guard.check, ids
     )
+    spoke = np.where(scores.scored[..., None], scores.parts, math.nan)
     rows.append(
       (
         scores.success,
         scores.scored,
         host.lengths[:real],
         host.truncated[:real],
+        np.array(scores.extracted, object),
+        spoke,
       )
     )
-  return Outcome(*(np.concatenate(column) for column in zip(*rows)))
+  *columns, parts = (np.concatenate(column) for column in zip(*rows))
+  names = e.task.parts
+  return Outcome(*columns, {x: parts[..., i] for i, x in enumerate(names)})
 
 
 def majority(examples: list[Example]) -> float | None:
@@ -141,8 +116,12 @@ def majority(examples: list[Example]) -> float | None:
 
 
 def eval_metrics(sampled: Outcome, greedy: Outcome) -> dict[str, float]:
-  """The names under which an evaluation is logged."""
-  return {
+  """The names under which an evaluation is logged.
+
+  pass@k and maj@k at k = n, where there are several samples; maj@k only where
+  a completion had an answer. A standard error of one prompt is NaN.
+  """
+  out = {
     "eval/sampled": sampled.mean,
     "eval/sampled_stderr": sampled.stderr,
     "eval/greedy": greedy.mean,
@@ -150,27 +129,20 @@ def eval_metrics(sampled: Outcome, greedy: Outcome) -> dict[str, float]:
     "eval/length": float(sampled.lengths.mean()),
     "eval/truncated_frac": float(sampled.truncated.mean()),
   }
-
-
-def summary(outcome: Outcome) -> dict[str, Any]:
-  """What the command prints of one way of sampling."""
-  n = outcome.success.shape[1]
-  correct = (outcome.success >= 1).sum(axis=1)
-  ks = [k for k in (1, 2, 4, 8, 16, 32, 64, 128, 256) if k <= n]
-  return {
-    "mean": outcome.mean,
-    # One prompt has no spread, and JSON no NaN.
-    "stderr": None if math.isnan(outcome.stderr) else outcome.stderr,
-    "pass_at_k": {
-      str(k): float(np.mean([pass_at_k(n, int(c), k) for c in correct]))
-      for k in ks
-    },
-    "prompts": outcome.success.shape[0],
-    "samples": n,
-    "unscored": int((~outcome.scored).sum()),
-    "length_mean": float(outcome.lengths.mean()),
-    "truncated_frac": float(outcome.truncated.mean()),
+  values, n = estimates.by_prompt(sampled), sampled.samples
+  more = {
+    f"part/{name}": x[~np.isnan(x)]
+    for name, x in values["parts"].items()
+    if not np.isnan(x).all()
   }
+  if n > 1:
+    more[f"pass_at_{n}"] = values["pass_at_k"][str(n)]
+    if sampled.voted:
+      more[f"maj_at_{n}"] = values["maj_at_k"][str(n)]
+  for name, x in more.items():
+    mean, error = estimates.clustered(x)
+    out |= {f"eval/{name}": mean, f"eval/{name}_stderr": error}
+  return out
 
 
 def define_flags() -> None:
@@ -179,6 +151,19 @@ def define_flags() -> None:
   flags.DEFINE_string(
     "model", None, "in place of a run: a directory, GGUF file or hub id"
   )
+  flags.DEFINE_string(
+    "results", None, "in place of a policy: a file that --out wrote"
+  )
+  flags.DEFINE_string(
+    "against",
+    None,
+    "a second policy on the same prompts: RUN, RUN@STEP, RUN@best, a model,"
+    " or a file that --out wrote",
+  )
+  flags.DEFINE_string(
+    "out", None, "keep the results, a line per prompt, in this file"
+  )
+  flags.DEFINE_enum("format", "json", ("json", "table"), "of what is printed")
   config_flags.DEFINE_config_file(
     "config", None, "the task, of a model; of a run: another task than its own"
   )
@@ -186,48 +171,16 @@ def define_flags() -> None:
   flags.DEFINE_integer(
     "prompts", 0, "prompts to evaluate; 0: all of the split", lower_bound=0
   )
-  flags.DEFINE_integer("samples", 1, "per prompt", lower_bound=1)
+  flags.DEFINE_integer(
+    "samples",
+    1,
+    "per prompt",
+    lower_bound=1,
+    upper_bound=estimates.MOST_SAMPLES,
+  )
   flags.DEFINE_float(
     "temperature", 1.0, "of the sampled completions", lower_bound=0.0
   )
-
-
-# What a policy brings along when it is evaluated by another configuration.
-POLICYS_OWN = ("model", "lora", "tokenizer", "seed")
-
-
-def configuration(
-  run: str | None, model: str | None, given: Any
-) -> dict[str, Any]:
-  """The configuration to evaluate by.
-
-  Args:
-    run: RUN, RUN@STEP, RUN@best or None.
-    model: a model to evaluate instead, or None.
-    given: a ConfigDict or None, the run's own.
-
-  Raises:
-    UserError: not one of run and model, or a model without a configuration.
-  """
-  if bool(run) == bool(model):
-    raise UserError(
-      "one of --workdir=RUN (RUN@STEP, RUN@best) and --model=PATH is needed"
-    )
-  if model and is_run(model):
-    run, model = model, None
-  plain = None if given is None else config.plain(given)
-  if model:
-    if plain is None:
-      raise UserError(
-        "--model needs --config=FILE, which says the task; e.g."
-        " --config=experiments/smollm2.py"
-      )
-    plain["model"]["path"] = model
-    return plain
-  stored = stored_config(parse_run(run)[0])
-  if plain is None:
-    return stored
-  return plain | {key: stored[key] for key in POLICYS_OWN}
 
 
 def open_policy(
@@ -260,12 +213,99 @@ def open_policy(
   return built, params, key, lineage
 
 
-def main(_: Any) -> int:
-  """The command."""
-  f = flags.FLAGS
+def check_settings(f: Any) -> None:
+  """Refuses flags that do not go together.
+
+  Raises:
+    UserError: which.
+  """
+  if f.results and (f.workdir or f.model or f.out):
+    raise UserError(
+      "--results=FILE is in place of a policy: leave out --workdir, --model"
+      " and --out"
+    )
+  if f.results and not results.is_file(f.against or ""):
+    raise UserError(
+      "--results=FILE needs --against=FILE, another that --out wrote; to"
+      " compare with a policy, evaluate that one --against=FILE"
+    )
+  if f.out:
+    results.check_writable(f.out)
+
+
+def measure(
+  c: dict[str, Any],
+  run: str | None,
+  guard: Guard,
+  prompts: int,
+  other: Results | None = None,
+) -> Results:
+  """Evaluates one policy; nothing of it is left on the device.
+
+  Args:
+    c: the configuration, changed in place to what this machine can run.
+    run: RUN, RUN@STEP or RUN@best; None: the model that `c` starts from.
+    guard: for waits.
+    prompts: how many of the split, 0 for all.
+    other: what it is to be compared with.
+
+  Raises:
+    UserError: the split has fewer prompts, or `other` was asked others.
+  """
+  built, params, key, source = open_policy(c, run, guard)
+  with built.runner:
+    task, split = built.experiment.task, c["eval"]["split"]
+    examples = list(task.split(split))
+    if prompts > len(examples):
+      raise UserError(
+        f"--prompts {prompts} is more than the {len(examples)} examples of"
+        f" the {split} split"
+      )
+    examples = examples[: prompts or len(examples)]
+    found = Results(
+      source={k: source[k] for k in ("run", "step", "model") if k in source},
+      asked=asked(built, examples),
+      majority_answer=majority(examples),
+      ids=[x.id for x in examples],
+      outcomes={},
+    )
+    if other is not None:
+      results.check_same(found, other)
+    built.programs.compile_all(ahead.eval_programs(built))
+    with memory.explained(built):
+      outcomes = {
+        how: evaluate(built, params, key, how, examples)
+        for how in ("sampled", "greedy")
+      }
+  return dataclasses.replace(found, outcomes=outcomes)
+
+
+def asked(built: Built, examples: list[Example]) -> dict[str, Any]:
+  """What must be equal where two policies are compared."""
+  e = built.experiment
+  how = e.evaluation.sampled
+  return {
+    "task": e.task.name,
+    "split": e.evaluation.split,
+    "prompts": results.fingerprint(examples),
+    "temperature": how.temperature,
+    "top_k": how.top_k,
+    "top_p": how.top_p,
+    "max_tokens": how.max_tokens,
+    "chat": e.config["data"]["chat"],
+    "system": e.config["data"]["system"],
+  }
+
+
+def measure_all(f: Any, guard: Guard) -> tuple[Results, Results | None]:
+  """The policy that the flags name, and the second one where there is one."""
+  second = None
+  if f.against and results.is_file(f.against):
+    second = results.read(f.against)
+  if f.results:
+    return results.read(f.results), second
   given = None if f.config is None else cli.loaded(f.config)
-  c = configuration(f.workdir, f.model, given)
-  run = f.workdir or (f.model if is_run(f.model) else None)
+  c = evaluated_by(f.workdir, f.model, given)
   c["eval"] |= {
     "every": 1,
     "split": f.split,
@@ -273,32 +313,38 @@ def main(_: Any) -> int:
     "temperature": f.temperature,
     "prompts": 1,
   }
+  run = f.workdir or (f.model if is_run(f.model) else None)
+  other = None
+  if f.against and second is None:
+    other = compared_by(c, f.against, given is not None)
+  first = measure(c, run, guard, f.prompts, second)
+  if f.out:
+    results.write(f.out, first)
+  if other is not None:
+    gc.collect()  # the first's programs and parameters, before the second's
+    run = f.against if is_run(f.against) else None
+    second = measure(other, run, guard, f.prompts, first)
+  return first, second
+
+
+def main(_: Any) -> int:
+  """The command."""
+  f = flags.FLAGS
+  check_settings(f)
   with Guard() as guard:
     try:
-      built, params, key, lineage = open_policy(c, run, guard)
-      examples = list(built.experiment.task.split(f.split))
-      if f.prompts > len(examples):
-        raise UserError(
-          f"--prompts {f.prompts} is more than the {len(examples)} examples of"
-          f" the {f.split} split"
-        )
-      examples = examples[: f.prompts or len(examples)]
-      built.programs.compile_all(ahead.eval_programs(built))
-      with memory.explained(built):
-        outcomes = {
-          how: summary(evaluate(built, params, key, how, examples))
-          for how in ("sampled", "greedy")
-        }
+      first, second = measure_all(f, guard)
     except Preempted:
       leave(cli.PREEMPTED)
-  out = {
-    **{k: lineage[k] for k in ("run", "step", "model") if k in lineage},
-    "task": built.experiment.task.name,
-    "split": f.split,
-    "temperature": f.temperature,
-    "majority_answer": majority(examples),
-    **outcomes,
-  }
+  differences = None
+  if second is not None:
+    differences = results.comparison(first, second)
+  if f.format == "table":
+    results.show(Console(), first, second, differences)
+    return cli.OK
+  out = first.report()
+  if second is not None:
+    out |= {"against": second.report(), "difference": differences}
   print(json.dumps(out, indent=2, allow_nan=False))
   return cli.OK
 

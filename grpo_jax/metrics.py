@@ -80,6 +80,12 @@ TABLE: Mapping[str, str] = {
   "eval/sampled_stderr": "its standard error, clustered by prompt",
   "eval/greedy": "success on held-out prompts, likeliest tokens",
   "eval/greedy_stderr": "its standard error",
+  "eval/pass_at_*": "where eval.samples is n > 1, at n: share of held-out"
+  " prompts that one of n sampled completions answers; and its _stderr",
+  "eval/maj_at_*": "at the same n: success of a majority vote among the answers"
+  " of n completions; and its _stderr. Not there while none has an answer",
+  "eval/part/*": "mean of one named part of the reward over the held-out"
+  " prompts it spoke on, sampled; and its _stderr",
   "eval/length": "tokens of a sampled held-out completion",
   "eval/truncated_frac": "share of sampled held-out completions cut short",
   "time/step": "seconds of the step, evaluation and checkpoint apart",

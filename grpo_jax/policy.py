@@ -1,5 +1,6 @@
 """A trained policy as commands open it: a run of ours, or a model."""
 
+import copy
 import dataclasses
 import json
 import os
@@ -60,6 +61,81 @@ def stored_config(run: str) -> dict[str, Any]:
     raise UserError(f"no run at {run}: {path} is missing") from error
   except (OSError, ValueError, KeyError) as error:
     raise UserError(f"{path} cannot be read: {error}") from error
+
+
+# What a policy brings along when it is evaluated by another configuration.
+POLICYS_OWN = ("model", "lora", "tokenizer", "seed")
+
+
+def evaluated_by(
+  run: str | None, model: str | None, given: Any
+) -> dict[str, Any]:
+  """The configuration that a policy is evaluated by.
+
+  Args:
+    run: RUN, RUN@STEP, RUN@best or None.
+    model: a model to evaluate instead, or None.
+    given: a ConfigDict or None, the run's own.
+
+  Raises:
+    UserError: not one of run and model, or a model without a configuration.
+  """
+  if bool(run) == bool(model):
+    raise UserError(
+      "one of --workdir=RUN (RUN@STEP, RUN@best) and --model=PATH is needed"
+    )
+  if model and is_run(model):
+    run, model = model, None
+  plain = None if given is None else config.plain(given)
+  if model:
+    if plain is None:
+      raise UserError(
+        "--model needs --config=FILE, which says the task; e.g."
+        " --config=experiments/smollm2.py"
+      )
+    plain["model"]["path"] = model
+    return plain
+  stored = stored_config(parse_run(run)[0])
+  if plain is None:
+    return stored
+  return plain | {key: stored[key] for key in POLICYS_OWN}
+
+
+def compared_by(c: dict[str, Any], against: str, given: bool) -> dict[str, Any]:
+  """The configuration of a second policy: the first's, with another model.
+
+  So both are asked the same prompts, sampled alike, with the same random
+  numbers.
+
+  Args:
+    c: the first's configuration.
+    against: RUN, RUN@STEP, RUN@best, or a model.
+    given: whether the task is another than the first's own.
+
+  Raises:
+    UserError: no such run or step, or a run that was trained on other prompts
+      where no configuration says which both are asked.
+  """
+  c = copy.deepcopy(c)
+  if not is_run(against):
+    open_model(against)  # refuses what is none before the first is sampled
+    c["model"]["path"] = against
+    return c
+  directory, which = parse_run(against)
+  with open_run(directory) as checkpoints:
+    checkpoints.find(which)
+  stored = stored_config(directory)
+  changed = [
+    text
+    for text in config.differences(c, stored)
+    if text.startswith(("task.", "data."))
+  ]
+  if changed and not given:
+    raise UserError(
+      f"{against} has other prompts ({'; '.join(changed)}); --config=FILE"
+      " says which both are asked"
+    )
+  return c | {key: stored[key] for key in ("model", "tokenizer")}
 
 
 def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:

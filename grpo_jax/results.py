@@ -2,9 +2,9 @@
 
 A results file is JSON lines: a head, then one line per prompt,
 
-    {"id": "8f1c…", "n": 4, "correct": 2, "sampled": {"success": [1, 0, 1, null],
-     "answers": ["7", "8", "7", null], "tokens": [2, 2, 2, 9],
-     "truncated": [0, 0, 0, 1], "parts": {}}, "greedy": {…}}
+    {"id": "8f1c…", "n": 4, "correct": 2, "greedy": {…}, "sampled":
+     {"success": [1, 0, 1, null], "answers": ["7", "8", "7", null],
+      "tokens": [2, 2, 2, 9], "truncated": [0, 0, 0, 1], "parts": {}}}
 
 `n` and `correct` are those of the sampled completions; success is null where
 the task could not score. Two of them, or one and a policy, are compared without
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from grpo_jax.console import Console, interval
 from grpo_jax.disk import explained, replacing
 from grpo_jax.errors import UserError
 from grpo_jax.estimates import Outcome, compare, summary
@@ -79,6 +80,83 @@ def comparison(first: Results, second: Results) -> dict[str, Any]:
   }
 
 
+def show(
+  console: Console,
+  first: Results,
+  second: Results | None = None,
+  differences: dict[str, Any] | None = None,
+) -> None:
+  """Prints a table of one policy, or of two with their difference."""
+  reports = [x.report() for x in (first, second) if x is not None]
+  columns = ["", *(_name(x) for x in reports)]
+  if differences:
+    columns += ["difference", "better / worse / equal", "p (sign test)"]
+  rows = []
+  for how in first.outcomes:
+    for label, path in _numbers(reports[0][how]):
+      row = [f"{how} {label}", *(_value(x[how], path) for x in reports)]
+      if differences:
+        row += _change(_at(differences[how], path))
+      rows.append(row)
+  asked, n = first.asked, reports[0]["sampled"]["samples"]
+  title = (
+    f"{len(first.ids)} {asked['split']} prompts of {asked['task']}, {n} samples"
+    f" at T = {asked['temperature']:g}; ± 95 %, clustered by prompt"
+  )
+  console.table(title, columns, rows)
+
+
+def _name(report: dict[str, Any]) -> str:
+  """Which policy, in a column's head."""
+  if "model" in report:
+    return str(report["model"])
+  return f"{pathlib.Path(report['run']).name}@{report['step']}"
+
+
+def _numbers(one: dict[str, Any]) -> list[tuple[str, tuple[str, ...]]]:
+  """What a table shows of a summary: a label, and the keys that lead there."""
+  out = [("mean", ("mean",))]
+  for kind, sign in (("pass_at_k", "pass@"), ("maj_at_k", "maj@")):
+    out += [(sign + k, (kind, k)) for k in one[kind] or () if k != "1"]
+  out += [(name, ("parts", name)) for name in one["parts"]]
+  out += [(x, (x,)) for x in ("length_mean", "truncated_frac", "unscored")]
+  return out
+
+
+def _at(tree: Any, path: Sequence[str]) -> Any:
+  """What the keys lead to; None where they lead nowhere."""
+  for key in path:
+    tree = None if tree is None else tree.get(key)
+  return tree
+
+
+def _value(one: dict[str, Any], path: tuple[str, ...]) -> str:
+  """A number of a summary with its interval, where it has one."""
+  value, error = _at(one, path), None
+  if path == ("mean",):
+    error = one["stderr"]
+  elif isinstance(value, dict):
+    value, error = value["mean"], value["stderr"]
+  elif len(path) > 1:
+    error = _at(one, (f"{path[0]}_stderr", path[1]))
+  if value is None:
+    return "-"
+  if isinstance(value, int):
+    return str(value)
+  return f"{value:.3f}" if error is None else interval(value, error)
+
+
+def _change(pair: dict[str, Any] | None) -> tuple[str, ...]:
+  """A difference in three cells."""
+  if pair is None or pair["difference"] is None:
+    return "", "", ""
+  text = f"{pair['difference']:+.3f}"
+  if pair["low"] is not None:
+    text += f" [{pair['low']:+.3f}, {pair['high']:+.3f}]"
+  counts = f"{pair['better']} / {pair['worse']} / {pair['equal']}"
+  return text, counts, f"{pair['p_value']:.2g}"
+
+
 def check_same(first: Results, second: Results) -> None:
   """Refuses two policies that were not asked the same.
 
@@ -123,17 +201,21 @@ def write(path: str, results: Results) -> None:
     file.write(text.encode())
 
 
+def is_file(name: str) -> bool:
+  """Whether a policy's name is that of a results file."""
+  return name.endswith(".jsonl")
+
+
 def check_writable(path: str) -> None:
   """Refuses, before anything is sampled, a file that could not be written.
 
   Raises:
-    UserError: its directory is missing, or it is a directory itself.
+    UserError: another ending than .jsonl, or no such directory.
   """
   target = pathlib.Path(path)
-  if target.is_dir() or not target.parent.is_dir():
+  if not is_file(path) or target.is_dir() or not target.parent.is_dir():
     raise UserError(
-      f"--out={path} cannot be written: it must be a file in a directory that"
-      " exists"
+      f"--out={path} must be FILE.jsonl in a directory that exists"
     )
 
 

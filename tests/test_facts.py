@@ -17,7 +17,7 @@ from test_facts_gradients import TREE, but, exactly, program  # noqa: F401
 from grpo_jax import advantages, algorithms, grpo, losses, returns, variants
 from grpo_jax import token_weights as tw
 from grpo_jax.algorithm import GROUP_MEAN, SoftOverlong, normalized
-from grpo_jax.evaluate import pass_at_k
+from grpo_jax.estimates import pass_at_k
 from grpo_jax.kl import k1, k2, k3
 from grpo_jax.logprobs import rollout_logprobs
 from grpo_jax.selection import covariance

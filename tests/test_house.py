@@ -177,6 +177,7 @@ HOST = sorted(
   for name in TREES
   if name.startswith(("grpo_jax.tasks", "grpo_jax.rewards"))
   or name in ("grpo_jax.tokenizer", "grpo_jax.data")
+  or name in ("grpo_jax.estimates", "grpo_jax.results")
 )
 DEVICE = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
 
