@@ -36,6 +36,8 @@ def get_config() -> config_dict.ConfigDict:
   c.task.teacher_accuracy = unset(float)  # of demonstrations
   c.task.dataset = unset(str)  # reasoning_gym: its data set's name
   c.task.options = unset(str)  # its options, a JSON object
+  c.task.mixture = unset(str)  # or several: a JSON list of {"dataset": …,
+  # "options": {…}, "weight": …}
   c.task.size = unset(int)  # training questions to generate
   c.task.question_regex = unset(str)  # the part of its text that is asked
   c.task.success_from = unset(float)  # verifier's score that is a success

@@ -1,15 +1,13 @@
 """Any task of the reasoning_gym package, scored by its own verifier."""
 
 import dataclasses
-import functools
-import json
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from grpo_jax.errors import UserError
-from grpo_jax.named import suggest
 from grpo_jax.rewards import rules
+from grpo_jax.tasks import mixture as mixtures
+from grpo_jax.tasks import questions
 from grpo_jax.tasks.base import (
   Completion,
   Example,
@@ -20,13 +18,9 @@ from grpo_jax.tasks.base import (
   check_range,
   check_template,
   no_demonstration,
-  question_id,
-  render,
   strings,
 )
-
-# Questions are drawn with this seed, whatever the run's: splits never move.
-QUESTION_SEED = 20250101
+from grpo_jax.tasks.mixture import Part
 
 
 def reasoning_gym(
@@ -40,8 +34,9 @@ def reasoning_gym(
   stop: str | Sequence[str] = ("\n",),
   extract: str = "text",
   success_from: float = 0.99,
+  mixture: str = "",
 ) -> Task:
-  """Questions and verifier of one reasoning_gym dataset.
+  """Questions and verifier of one reasoning_gym dataset, or of several.
 
   The reward is 1 when the verifier's score of the extracted answer is at least
   `success_from` and the completion was not truncated, else 0. The raw score is
@@ -62,6 +57,14 @@ def reasoning_gym(
   a second for most datasets, minutes for a few (20 ms a question for
   'countdown').
 
+  With a mixture, each part has its own questions and its own verifier. `size`,
+  `tuning` and `heldout` are shared out in proportion to the weights, so a
+  uniform draw from a split is a draw by weight. In an epoch of training every
+  question comes once: no part is repeated sooner than another, and one that
+  has too few distinct questions for its share is refused. A question that two
+  parts have is the earlier one's. The parts of the reward are then named after
+  the mixture's, and hold the success of each on its own questions.
+
   Args:
     dataset: name of the dataset in reasoning_gym.
     options: its options as a JSON object, for instance
@@ -76,35 +79,75 @@ def reasoning_gym(
     extract: rule that reads the answer from the text (`rules.make_extractor`);
       'text' is the whole completion without surrounding white space.
     success_from: lowest score that counts as success, above 0 up to 1.
+    mixture: a JSON list of parts in place of `dataset` and `options`, see
+      `mixture.read`: '[{"dataset": "chain_sum", "options": {"max_terms": 2},
+      "weight": 3}, {"dataset": "gcd"}]'. The settings above are the defaults
+      of each.
 
   Raises:
-    UserError: unknown dataset or option, an option's bad value, or fewer
-      distinct questions than asked for.
+    UserError: unknown dataset or option, an option's bad value, fewer distinct
+      questions than asked for, or a mixture that is not one.
   """
-  check_template(template)
   check_range("reasoning_gym", "size", size, 1, whole=True)
   check_range("reasoning_gym", "tuning", tuning, 0, whole=True)
   check_range("reasoning_gym", "heldout", heldout, 0, whole=True)
-  check_range("reasoning_gym", "success_from", success_from, 1e-6, 1)
-  rules.make_extractor(extract)  # refuses an unknown rule before the draws
-  wanted = {"train": size, "tuning": tuning, "heldout": heldout}
-  draws = 10 * max(8 * heldout, 8 * tuning, size * 4 // 3) + 1000
-  generator = _create(dataset, options, draws)
+  one = Part(dataset, options, question_regex, template, extract, success_from)
+  parts = mixtures.read(mixture, one) if mixture else (one,)
+  if mixture and (dataset, options) != ("chain_sum", ""):
+    raise UserError(
+      "reasoning_gym: dataset and options belong in the mixture's parts; leave"
+      " them out beside it"
+    )
+  for part in parts:  # before the draws
+    check_template(part.template)
+    check_range("reasoning_gym", "success_from", part.success_from, 1e-6, 1)
+    rules.make_extractor(part.extract)
+  totals = {"train": size, "tuning": tuning, "heldout": heldout}
+  counts = {
+    split: mixtures.shares(n, parts, questions.SETTINGS[split])
+    for split, n in totals.items()
+  }
+  taken: set[str] = set()
+  splits, verifiers = [], {}
+  for i, part in enumerate(parts):
+    wanted = {split: share[i] for split, share in counts.items()}
+    found, draws = questions.make(part, wanted, taken)
+    taken |= {x.id for examples in found.values() for x in examples}
+    splits.append(found)
+    verifiers[part.name] = _Verifier(
+      part.dataset, part.options, draws, part.extract, part.success_from
+    )
+  itself = all(part.extract == "text" for part in parts)
   return Task(
-    name=f"reasoning_gym/{dataset}",
-    splits=_distinct(
-      generator, dataset, wanted, draws, template, question_regex
-    ),
+    name=f"reasoning_gym/{'+'.join(x.name or x.dataset for x in parts)}",
+    splits=_mixed(parts, splits) if mixture else splits[0],
     # In a process: some verifiers search, and a few texts take them minutes.
     reward=RewardFunction(
       "verifier",
-      _Verifier(dataset, options, draws, extract, success_from),
+      _ByPart(verifiers) if mixture else verifiers[one.name],
       cpu_bound=True,
     ),
     stop=strings("reasoning_gym", "stop", stop),
-    parts=("score",),
-    demonstration=answer_itself if extract == "text" else no_demonstration,
+    parts=tuple(verifiers) if mixture else ("score",),
+    demonstration=answer_itself if itself else no_demonstration,
   )
+
+
+def _mixed(
+  parts: Sequence[Part], splits: Sequence[Mapping[str, Sequence[Example]]]
+) -> dict[str, tuple[Example, ...]]:
+  """The splits of a mixture; each example's source names its part."""
+
+  def marked(i: int, split: str) -> list[Example]:
+    return [
+      dataclasses.replace(x, source={"part": parts[i].name, "entry": x.source})
+      for x in splits[i][split]
+    ]
+
+  return {
+    split: mixtures.interleave([marked(i, split) for i in range(len(parts))])
+    for split in splits[0]
+  }
 
 
 class _Verifier:
@@ -124,7 +167,7 @@ class _Verifier:
   ):
     self._arguments = (dataset, options, draws, extract, success_from)
     self._dataset = dataset
-    self._score = _create(dataset, options, draws).score_answer
+    self._score = questions.create(dataset, options, draws).score_answer
     self._extractor = rules.make_extractor(extract)
     self._success_from = success_from
 
@@ -142,6 +185,25 @@ class _Verifier:
         return Reward(None, None, {}, answer, why)
     right = float(value >= self._success_from and not completion.truncated)
     return Reward(right, right, {"score": value}, answer)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ByPart:
+  """Asks the verifier of the part that a question is of.
+
+  The other parts have nothing to say of it: they abstain.
+  """
+
+  verifiers: Mapping[str, _Verifier]
+
+  def __call__(self, example: Example, completion: Completion) -> Reward:
+    own = example.source["part"]
+    bare = dataclasses.replace(example, source=example.source["entry"])
+    reward = self.verifiers[own](bare, completion)
+    if reward.total is None:
+      return reward
+    success = {x: reward.success if x == own else None for x in self.verifiers}
+    return dataclasses.replace(reward, parts=success)
 
 
 # --- Text that may reach a verifier that evaluates it ------------------------
@@ -193,110 +255,3 @@ def safe_to_verify(dataset: str, answer: str) -> bool:
     return False
   powers = _POWER.findall(answer)
   return len(powers) == answer.count("**") and powers.count(")") <= 1
-
-
-# --- Building the questions -------------------------------------------------
-
-
-@functools.cache
-def _create(dataset: str, options: str, draws: int) -> Any:
-  """The reasoning_gym dataset, its name and options checked."""
-  # Inside the function: the import takes a second that other tasks save.
-  import reasoning_gym as gym
-  from reasoning_gym.factory import DATASETS
-
-  where = f"reasoning_gym dataset {dataset!r}"
-  if dataset not in DATASETS:
-    raise UserError(
-      f"{where} does not exist{suggest(dataset, DATASETS)}; there are "
-      f"{len(DATASETS)}"
-    )
-  try:
-    chosen = json.loads(options) if options.strip() else {}
-  except (ValueError, RecursionError) as e:
-    raise UserError(
-      f"{where}: options {options[:60]!r} is not JSON: {e}"
-    ) from None
-  if not isinstance(chosen, dict):
-    raise UserError(
-      f"{where}: options {options[:60]!r} must be a JSON object, like "
-      '{"max_terms": 2}'
-    )
-  known = {f.name for f in dataclasses.fields(DATASETS[dataset][1])}
-  known -= {"seed", "size"}
-  for key in chosen:
-    if key not in known:
-      raise UserError(
-        f"{where} has no option {key!r}{suggest(key, known)}; it has "
-        f"{', '.join(sorted(known))}"
-      )
-  try:
-    return gym.create_dataset(dataset, seed=QUESTION_SEED, size=draws, **chosen)
-  except Exception as e:
-    raise UserError(
-      f"{where} refuses options {options[:100]!r}: {type(e).__name__}: "
-      f"{' '.join(str(e).split())[:200]}"
-    ) from None
-
-
-def _cut(question: str, pattern: str, dataset: str) -> str:
-  """The asked part of a generated text."""
-  if not pattern:
-    return question
-  found = re.search(pattern, question, re.DOTALL)
-  if not found or not found.groups():
-    raise UserError(
-      f"question_regex {pattern!r} finds no group in {question[:80]!r}, a"
-      f" question of reasoning_gym dataset {dataset!r}"
-    )
-  return found.group(1)
-
-
-def _split(key: str) -> str:
-  """The split of a question, by its id alone."""
-  return {0: "heldout", 1: "tuning"}.get(int(key, 16) % 8, "train")
-
-
-def _distinct(
-  generator: Any,
-  dataset: str,
-  wanted: dict[str, int],
-  draws: int,
-  template: str,
-  pattern: str,
-) -> dict[str, tuple[Example, ...]]:
-  """The first distinct questions of each split, in the order of the index."""
-  splits: dict[str, list[Example]] = {name: [] for name in wanted}
-  seen: set[str] = set()
-  newest = index = 0
-  for index in range(draws):
-    lacking = [k for k, count in wanted.items() if len(splits[k]) < count]
-    # Give up early on a dataset that has nothing new to say.
-    if not lacking or index - newest > sum(wanted.values()) + 1000:
-      break
-    try:
-      entry = generator[index]
-    except Exception as e:
-      raise UserError(
-        f"reasoning_gym dataset {dataset!r} failed to generate question "
-        f"{index}: {type(e).__name__}: {' '.join(str(e).split())[:200]}"
-      ) from None
-    question = _cut(entry["question"], pattern, dataset)
-    key = question_id(question)
-    if key in seen:
-      continue
-    seen.add(key)
-    newest = index
-    if _split(key) in lacking:
-      # Some datasets have no single answer: only their verifier knows.
-      answer = "" if entry["answer"] is None else str(entry["answer"])
-      prompt = render(template, question)
-      splits[_split(key)].append(Example(key, prompt, answer, entry))
-  for name, key in (("train", "size"), ("tuning",) * 2, ("heldout",) * 2):
-    if len(splits[name]) < wanted[name]:
-      raise UserError(
-        f"reasoning_gym dataset {dataset!r} gave {len(splits[name])} distinct"
-        f" questions of the {name} split in {index} draws, fewer than the"
-        f" {wanted[name]} of {key}; lower it or widen its options"
-      )
-  return {name: tuple(examples) for name, examples in splits.items()}
