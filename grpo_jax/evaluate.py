@@ -213,16 +213,21 @@ def open_policy(
   return built, params, key, lineage
 
 
+# Flags that say which policy is sampled, and how.
+OF_A_POLICY = ("workdir", "model", "config", "out", "split", "prompts")
+OF_A_POLICY += ("samples", "temperature")
+
+
 def check_settings(f: Any) -> None:
   """Refuses flags that do not go together.
 
   Raises:
     UserError: which.
   """
-  if f.results and (f.workdir or f.model or f.out):
+  given = [name for name in OF_A_POLICY if f[name].present]
+  if f.results and given:
     raise UserError(
-      "--results=FILE is in place of a policy: leave out --workdir, --model"
-      " and --out"
+      f"--results=FILE is sampled already: leave out --{', --'.join(given)}"
     )
   if f.results and not results.is_file(f.against or ""):
     raise UserError(
@@ -287,7 +292,7 @@ def asked(built: Built, examples: list[Example]) -> dict[str, Any]:
   return {
     "task": e.task.name,
     "split": e.evaluation.split,
-    "prompts": results.fingerprint(examples),
+    "prompts_hash": results.fingerprint(examples),
     "temperature": how.temperature,
     "top_k": how.top_k,
     "top_p": how.top_p,

@@ -23,7 +23,8 @@ TABLE: Mapping[str, str] = {
   "reward/mean": "mean reward over scored rows",
   "reward/std": "standard deviation of the reward over scored rows",
   "reward/group_std": "standard deviation within a group, mean over groups",
-  "reward/part/*": "mean of one named part of the reward over rows it spoke on",
+  "reward/part/*": "mean of one named part of the reward over rows it spoke"
+  " on; not there where it spoke on none",
   "success": "the task's own success, mean over scored rows",
   "group/frac_zero_std": "share of groups whose rewards are equal: no signal",
   "group/frac_all_right": "share of groups in which every row succeeds",
@@ -299,8 +300,8 @@ def reward_metrics(
   }
   for i, name in enumerate(part_names):
     spoke = scored & ~np.isnan(parts[..., i])
-    value = np.where(spoke, parts[..., i], 0.0).sum() / max(spoke.sum(), 1)
-    out[f"reward/part/{name}"] = float(value)
+    if spoke.any():  # a mean of nothing is not 0
+      out[f"reward/part/{name}"] = float(parts[..., i][spoke].mean())
   return out
 
 

@@ -109,7 +109,7 @@ def show(
 def _name(report: dict[str, Any]) -> str:
   """Which policy, in a column's head."""
   if "model" in report:
-    return str(report["model"])
+    return pathlib.Path(report["model"]).name
   return f"{pathlib.Path(report['run']).name}@{report['step']}"
 
 

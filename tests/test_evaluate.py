@@ -97,7 +97,7 @@ def test_two_policies_live_and_from_files(tmp_path):
   table = run("evaluate", f"--results={a}", f"--against={b}", "--format=table")
   assert "baseline@12" in table["out"] and "pass@2" in table["out"]
   other = run("evaluate", f"--workdir={w}@4", f"--against={a}", "--prompts=4")
-  assert_one_line(other, 2, "not asked the same", "prompts:")
+  assert_one_line(other, 2, "not asked the same", "prompts_hash:")
   assert "compiled" not in other["err"]
 
 
@@ -133,6 +133,7 @@ def test_a_second_policy_takes_the_firsts_configuration(tmp_path):
     (["--results=x.jsonl"], ["--against=FILE"]),
     (["--results=x.jsonl", "--against=RUN"], ["--against=FILE"]),
     (["--results=x.jsonl", "--workdir=RUN"], ["--results=FILE"]),
+    (["--results=x.jsonl", "--samples=4"], ["--results=FILE", "--samples"]),
     (["--results=x.jsonl", "--against=y.jsonl"], ["y.jsonl cannot be read"]),
   ],
 )

@@ -179,8 +179,8 @@ def test_tables_hold_every_number():
   ):
     assert word in text, word
   assert "p (sign test)" not in text
-  text = shown(made(), made(source={"model": "hub/some"}))
-  for word in ("hub/some", "p (sign test)", "0 / 0 / 3", "+0.000"):
+  text = shown(made(), made(source={"model": "hub/some-1B"}))
+  for word in ("some-1B", "p (sign test)", "0 / 0 / 3", "+0.000"):
     assert word in text, word
 
 
