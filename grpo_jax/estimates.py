@@ -186,15 +186,21 @@ def ks_of(samples: int) -> list[int]:
   return sorted({k for k in powers if k < samples} | {samples})
 
 
-def by_prompt(outcome: Outcome) -> dict[str, dict[str, np.ndarray]]:
+def by_prompt(
+  outcome: Outcome, ks: Sequence[int] = ()
+) -> dict[str, dict[str, np.ndarray]]:
   """The estimates of each prompt: {kind: {which: [N]}}.
 
   Kinds are 'mean', 'pass_at_k', 'maj_at_k' and 'parts'. A completion is right
   for pass@k and maj@k where its success is 1 or more. A part is NaN for a
   prompt on which it never spoke.
+
+  Args:
+    outcome: of N prompts.
+    ks: of pass@k and maj@k; none: those of `ks_of`.
   """
   right = outcome.success >= 1
-  n, ks = outcome.samples, ks_of(outcome.samples)
+  n, ks = outcome.samples, ks or ks_of(outcome.samples)
   passes = [[pass_at_k(n, int(c), k) for k in ks] for c in right.sum(axis=1)]
   votes = [
     maj_at_k(list(a), list(r), ks) for a, r in zip(outcome.answers, right)

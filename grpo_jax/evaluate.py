@@ -129,7 +129,8 @@ def eval_metrics(sampled: Outcome, greedy: Outcome) -> dict[str, float]:
     "eval/length": float(sampled.lengths.mean()),
     "eval/truncated_frac": float(sampled.truncated.mean()),
   }
-  values, n = estimates.by_prompt(sampled), sampled.samples
+  n = sampled.samples
+  values = estimates.by_prompt(sampled, [n])
   more = {
     f"part/{name}": x[~np.isnan(x)]
     for name, x in values["parts"].items()

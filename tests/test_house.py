@@ -219,6 +219,7 @@ OWNERS = {
   "tensorboardX": {"records"},
   "matplotlib": {"plots"},
   "rich": {"console"},
+  "scipy": {"bands", "estimates"},
   "optax": {"apply", "optimizer"},
 }
 
