@@ -64,6 +64,7 @@ def get_config() -> config_dict.ConfigDict:
   c.data.long_prompts = "refuse"  # or drop: those that are longer; never cut
   c.data.chat = False  # render prompts through the model's chat template
   c.data.system = ""  # the system message of that chat
+  c.data.chat_options = ""  # variables of the template, a JSON object
 
   c.model = config_dict.ConfigDict()
   c.model.path = ""  # a directory, a GGUF file or a hub id[@revision] to start

@@ -180,6 +180,7 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     pretrained.path if pretrained else "",
     chat=c["data"]["chat"],
     system=c["data"]["system"],
+    options=c["data"]["chat_options"],
   )
   stop_ids = tokenizer.stop_ids(task.stop)
   task, width, dropped = data.fit_prompts(

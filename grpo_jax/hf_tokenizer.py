@@ -7,6 +7,7 @@ generation config, and never an id past the tokenizer's vocabulary.
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -39,6 +40,28 @@ def load(path: str) -> Any:
     raise UserError(f"no tokenizer can be read from {path}: {text}") from error
 
 
+def check_options(template: str, options: Mapping[str, Any]) -> None:
+  """Refuses variables that a chat template does not read.
+
+  Raises:
+    UserError: naming them, and those that it has.
+  """
+  from jinja2 import meta
+  from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+  # The extensions that transformers renders templates with.
+  parse = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+  known = meta.find_undeclared_variables(
+    parse.parse(re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template))
+  )
+  unknown = sorted(options.keys() - known)
+  if unknown:
+    raise UserError(
+      f"data.chat_options {', '.join(unknown)}: the chat template has no such"
+      f" variable; it has {', '.join(sorted(known))}"
+    )
+
+
 def configured_stops(path: str) -> list[int]:
   """Stop ids in a directory's config.json and generation_config.json."""
   out: list[int] = []
@@ -60,18 +83,27 @@ class HFTokenizer:
     stop_id: the first stop id.
   """
 
-  def __init__(self, path: str, *, chat: bool = False, system: str = ""):
+  def __init__(
+    self,
+    path: str,
+    *,
+    chat: bool = False,
+    system: str = "",
+    options: Mapping[str, Any] | None = None,
+  ):
     """Args:
       path: a model directory or GGUF file.
       chat: render prompts through the model's chat template.
       system: the system message of that chat; '' gives none.
+      options: variables of the template, such as Qwen3's enable_thinking.
 
     Raises:
-      UserError: no tokenizer, no stop id, or no chat template.
+      UserError: no tokenizer, no stop id, no chat template, or one without
+        such a variable.
     """
     self.raw = load(path)
     self.vocab_size = len(self.raw)
-    self._chat, self._system = chat, system
+    self._chat, self._system, self._options = chat, system, options or {}
     ids = [self.raw.eos_token_id, *configured_stops(path)]
     self._stops = tuple(dict.fromkeys(i for i in ids if i is not None))
     if not self._stops:
@@ -81,6 +113,8 @@ class HFTokenizer:
     self.pad_id = self.stop_id if pad is None else pad
     if chat and not self.raw.chat_template:
       raise UserError(f"the tokenizer of {path} has no chat template")
+    if options:
+      check_options(self.raw.chat_template, options)
     bare = self.raw.encode("", add_special_tokens=True)
     self._bos = [i for i in bare[:1] if i == self.raw.bos_token_id]
     # What a model's template wraps around an answer is not the answer.
@@ -105,7 +139,10 @@ class HFTokenizer:
     if self._system and messages[0]["role"] != "system":
       messages = [{"role": "system", "content": self._system}, *messages]
     return self.raw.apply_chat_template(
-      list(messages), tokenize=False, add_generation_prompt=True
+      list(messages),
+      tokenize=False,
+      add_generation_prompt=True,
+      **self._options,
     )
 
   def decode(self, ids: Iterable[int]) -> str:

@@ -120,6 +120,7 @@ def compared_by(c: dict[str, Any], against: str, given: bool) -> dict[str, Any]:
   if not is_run(against):
     open_model(against)  # refuses what is none before the first is sampled
     c["model"]["path"] = against
+    c["lora"] |= {"rank": 0, "path": ""}
     return c
   directory, which = parse_run(against)
   with open_run(directory) as checkpoints:
@@ -135,7 +136,7 @@ def compared_by(c: dict[str, Any], against: str, given: bool) -> dict[str, Any]:
       f"{against} has other prompts ({'; '.join(changed)}); --config=FILE"
       " says which both are asked"
     )
-  return c | {key: stored[key] for key in ("model", "tokenizer")}
+  return c | {key: stored[key] for key in ("model", "lora", "tokenizer")}
 
 
 def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:

@@ -4,8 +4,9 @@ The byte tokenizer needs no file and no training, so a from-scratch policy can
 use it. Anything with the methods of `Tokenizer` can stand in its place.
 """
 
+import json
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from grpo_jax.errors import UserError
 
@@ -118,7 +119,12 @@ TOKENIZERS = {"byte": ByteTokenizer}
 
 
 def make_tokenizer(
-  name: str, model: str = "", *, chat: bool = False, system: str = ""
+  name: str,
+  model: str = "",
+  *,
+  chat: bool = False,
+  system: str = "",
+  options: str = "",
 ) -> Tokenizer:
   """Builds a tokenizer by name.
 
@@ -128,14 +134,18 @@ def make_tokenizer(
     model: local path of the model the policy starts from, or ''.
     chat: render prompts through the model's chat template.
     system: the system message of that chat.
+    options: variables of its template, a JSON object, or ''.
 
   Raises:
     UserError: no tokenizer has that name, or a chat without a template.
   """
+  variables = _variables(options)
+  if variables and not chat:
+    raise UserError("data.chat_options are read where data.chat is set")
   if not name and model:
     from grpo_jax.hf_tokenizer import HFTokenizer
 
-    return HFTokenizer(model, chat=chat, system=system)
+    return HFTokenizer(model, chat=chat, system=system, options=variables)
   name = name or "byte"
   if chat:
     raise UserError(
@@ -146,3 +156,14 @@ def make_tokenizer(
       f"unknown tokenizer {name!r}; known: {', '.join(sorted(TOKENIZERS))}"
     )
   return TOKENIZERS[name]()
+
+
+def _variables(options: str) -> dict[str, Any]:
+  """`data.chat_options` as a dict."""
+  try:
+    found = json.loads(options or "{}")
+  except ValueError as error:
+    raise UserError(f"data.chat_options is not JSON: {error}") from None
+  if not isinstance(found, dict):
+    raise UserError(f"data.chat_options {options!r} is not a JSON object")
+  return found

@@ -94,3 +94,23 @@ def test_a_models_own_tokenizer_is_the_default(directory):
   assert isinstance(make_tokenizer("", directory), HFTokenizer)
   assert make_tokenizer("").vocab_size == 258
   assert make_tokenizer("byte", directory).vocab_size == 258
+
+
+def test_variables_of_the_template(directory):
+  raw = HFTokenizer(directory).raw
+  raw.chat_template = TEMPLATE + "{% if not think %}[b]{% endif %}"
+  raw.save_pretrained(directory)
+  message = [{"role": "user", "content": "a"}]
+  how = {"chat": True}
+  assert make_tokenizer("", directory, **how).render(message).endswith("[b]")
+  on = make_tokenizer("", directory, **how, options='{"think": true}')
+  assert on.render(message).endswith("[a]")
+  for options, words in (
+    ('{"thinks": true}', r"thinks: .* it has .*think"),
+    ("{think}", "not JSON"),
+    ("[1]", "not a JSON object"),
+  ):
+    with pytest.raises(UserError, match=words):
+      make_tokenizer("", directory, **how, options=options)
+  with pytest.raises(UserError, match=r"where data\.chat is set"):
+    make_tokenizer("", directory, options='{"think": true}')
