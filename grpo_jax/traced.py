@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from grpo_jax import grpo, lab, tokens, values
 from grpo_jax.algorithm import Algorithm
@@ -55,8 +56,13 @@ def begin(optimizer: Optimizer, algorithm: Algorithm) -> Callable[..., Any]:
   return functools.partial(lab.begin, algorithm=algorithm, optimizer=optimizer)
 
 
-def sample(e: Experiment, how: Sampling, stream: str) -> Callable[..., Any]:
-  """params, prompts, key, step -> a rollout."""
+def sample(
+  e: Experiment,
+  how: Sampling,
+  stream: str,
+  limits: np.ndarray | None = None,
+) -> Callable[..., Any]:
+  """params, prompts, key, step -> a rollout; `limits` [B, G] of its rows."""
 
   def fn(params: Params, prompts: Prompts, key: Array, step: Array) -> Rollout:
     return grpo.sample(
@@ -65,6 +71,7 @@ def sample(e: Experiment, how: Sampling, stream: str) -> Callable[..., Any]:
       stream_key(key, step, stream),
       model=e.model,
       sampling=how,
+      budgets=limits,
       policy_step=step,
     )
 

@@ -66,7 +66,7 @@ def table(arch: Architecture) -> dict[str, Weight]:
   return {"/".join(k.key for k in path): weight for path, weight in flat}
 
 
-def _pieces(
+def pieces(
   weight: Weight, tensor: Tensor
 ) -> Iterator[tuple[tuple[int, ...], str]]:
   """(index in ours, their name) of each tensor behind one of our parameters."""
@@ -121,7 +121,7 @@ def check(
   found, used = source.names(), set()
   for path, weight in table(arch).items():
     tensor = names[path]
-    for _, name in _pieces(weight, tensor):
+    for _, name in pieces(weight, tensor):
       used.add(name)
       if name not in found:
         raise UserError(
@@ -214,6 +214,6 @@ def tensors(
   arrays = {"/".join(k.key for k in path): x for path, x in flat}
   for path, weight in table(arch).items():
     tensor = names[path]
-    for index, name in _pieces(weight, tensor):
+    for index, name in pieces(weight, tensor):
       x = arrays[path][index] if index else arrays[path]
       yield name, to_theirs(np.asarray(x, np.float32), weight, tensor)

@@ -1,0 +1,199 @@
+"""Fixed amounts of work, the same for every trainer that is measured.
+
+W1 to W3 and W5 are those that other trainers were timed on: prompts of exactly
+so many tokens, completions forced to their length, so that no policy and no
+luck is in a figure. W4 is ragged.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import random
+
+import numpy as np
+
+from experiments import base, smollm2
+from grpo_jax.hf_tokenizer import HFTokenizer
+from grpo_jax.tasks.base import (
+  Example,
+  Reward,
+  Task,
+  no_demonstration,
+  question_id,
+)
+
+WORDS = (
+  "the of and to in is was for on that with as it by at from his an are were"
+  " which this be had not or have one new first also after two they more other"
+  " their some when time only into"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """One rollout batch and its update.
+
+  Attributes:
+    prompts: in a step.
+    group: completions of each.
+    prompt: tokens of a prompt, or the bounds of a uniform draw.
+    completion: tokens of a completion, or the cap of a log-normal draw.
+    model: 'smollm2' or 'tiny'.
+    micro: prompts in a gradient computation; 0: all.
+  """
+
+  prompts: int
+  group: int
+  prompt: int | tuple[int, int]
+  completion: int
+  model: str = "smollm2"
+  micro: int = 0
+  mean: float = 0.0  # of the log-normal draw; 0: all of full length
+  sigma: float = 0.0
+
+  def lengths(self) -> np.ndarray:
+    """Tokens of every completion, [prompts, group]."""
+    shape = (self.prompts, self.group)
+    if not self.mean:
+      return np.full(shape, self.completion, np.int32)
+    rng = np.random.default_rng(0)
+    center = np.log(self.mean) - self.sigma**2 / 2
+    drawn = rng.lognormal(center, self.sigma, shape)
+    return np.clip(np.round(drawn), 1, self.completion).astype(np.int32)
+
+
+WORKLOADS = {
+  "W1": Workload(4, 8, 64, 64),
+  "W2": Workload(4, 8, 64, 256, micro=1),
+  "W3": Workload(32, 8, 16, 32, model="tiny"),
+  "W4": Workload(8, 8, (16, 256), 256, micro=2, mean=64.0, sigma=0.75),
+  "W5": Workload(4, 16, 256, 16),
+}
+
+
+def prompts(name: str, tokenizer: HFTokenizer, count: int) -> list[str]:
+  """Distinct texts of exactly as many tokens as a workload asks for."""
+  w = WORKLOADS[name]
+  rng, sizes = random.Random(0), np.random.default_rng(1)
+  words = (
+    [f"w{i}" for i in range(4, 500)] if w.model == "tiny" else WORDS.split()
+  )
+  out: list[str] = []
+  while len(out) < count:
+    n = w.prompt
+    if isinstance(n, tuple):
+      n = int(sizes.integers(n[0], n[1] + 1))
+    text = " ".join(rng.choice(words) for _ in range(n))
+    while len(tokenizer.encode(text)) != n or text in out:
+      text = " ".join(rng.choice(words) for _ in range(n))
+    out.append(text)
+  return out
+
+
+def task(dataset: str) -> Task:
+  """The prompts of a workload, with a reward that is cheap and not constant."""
+  w = WORKLOADS[dataset]
+  texts = prompts(dataset, HFTokenizer(model_path(w.model)), 16 * w.prompts)
+  examples = [Example(question_id(x), x, "") for x in texts]
+
+  def reward(example: Example, completion: object) -> Reward:
+    total = sum(map(ord, completion.text[:200])) % 97 / 97
+    return Reward(total)
+
+  return Task(
+    name=dataset,
+    splits={
+      "train": examples[2:],
+      "tuning": examples[:1],
+      "heldout": examples[1:2],
+    },
+    reward=reward,
+    demonstration=no_demonstration,
+  )
+
+
+def get_config(name: str, dtype: str = "float32"):
+  """A workload as an experiment: AdamW at 1e-6, clip 1, KL to a reference."""
+  w, c = WORKLOADS[name], base.get_config()
+  c.task.name = "experiments.benchmarks.workloads:task"
+  c.task.dataset = name
+  c.model.path = model_path(w.model)
+  c.model.dtype = dtype
+  c.mesh.data = 1
+  c.batch.prompts_per_step = w.prompts
+  c.batch.micro_batch_prompts = w.micro
+  if w.mean:
+    c.batch.slabs, c.batch.slab_lengths = 4, 8
+  c.sampling.group_size, c.sampling.max_tokens = w.group, w.completion
+  c.algorithm.name, c.algorithm.beta = "grpo", 0.04
+  c.optimizer.learning_rate, c.optimizer.warmup_steps = 1e-6, 0
+  c.optimizer.decay = "constant"
+  c.eval.every = 0
+  return c
+
+
+@functools.cache
+def model_path(name: str) -> str:
+  """Where a workload's model lies: a package's file, or one made here."""
+  if name == "smollm2":
+    return smollm2.model_path()
+  return str(make_tiny())
+
+
+def make_tiny() -> pathlib.Path:
+  """Writes a Llama of 0.85 M random parameters and a tokenizer of 512 words."""
+  import tokenizers
+  import transformers
+  from safetensors.numpy import save_file
+  from tokenizers import models, pre_tokenizers
+
+  from grpo_jax.models import families, hf_names, names
+
+  config = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+  }
+  text = json.dumps(config, indent=2)
+  home = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+  mark = hashlib.sha256(text.encode()).hexdigest()[:8]
+  out = home.expanduser() / "grpo_jax" / f"tiny-{mark}"
+  if (out / "config.json").exists():
+    return out
+  out.mkdir(parents=True, exist_ok=True)
+  words = ["<unk>", "<s>", "</s>", "<pad>", *(f"w{i}" for i in range(4, 512))]
+  vocab = {word: i for i, word in enumerate(words)}
+  raw = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+  raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  transformers.PreTrainedTokenizerFast(
+    tokenizer_object=raw,
+    unk_token="<unk>",
+    bos_token="<s>",
+    eos_token="</s>",
+    pad_token="<pad>",
+  ).save_pretrained(out)
+  arch = families.read_config(config, 512)
+  table, rng = hf_names.names(arch), np.random.default_rng(0)
+  weights = {}
+  for path, weight in names.table(arch).items():
+    tensor = table[path]
+    for _, name in names.pieces(weight, tensor):
+      shape = names.their_shape(weight, tensor)
+      x = np.ones(shape) if weight.std is None else rng.normal(0, 0.02, shape)
+      weights[name] = x.astype(np.float32)
+  save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+  (out / "config.json").write_text(text)
+  return out
