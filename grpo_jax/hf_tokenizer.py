@@ -13,6 +13,7 @@ from typing import Any
 
 from grpo_jax import gguf_tokenizer
 from grpo_jax.errors import UserError
+from grpo_jax.models.gguf_file import File
 
 
 def load(path: str) -> Any:
@@ -63,7 +64,9 @@ def check_options(template: str, options: Mapping[str, Any]) -> None:
 
 
 def configured_stops(path: str) -> list[int]:
-  """Stop ids in a directory's config.json and generation_config.json."""
+  """Stop ids of a GGUF file, or of a directory's two configurations."""
+  if os.path.isfile(path):
+    return File(path).stops()
   out: list[int] = []
   for name in ("generation_config.json", "config.json"):
     file = pathlib.Path(path) / name
@@ -118,7 +121,7 @@ class HFTokenizer:
     bare = self.raw.encode("", add_special_tokens=True)
     self._bos = [i for i in bare[:1] if i == self.raw.bos_token_id]
     # What a model's template wraps around an answer is not the answer.
-    self._special = frozenset(self.raw.all_special_ids)
+    self._special = frozenset(self.raw.all_special_ids) | set(self._stops)
     self._texts: list[str] | None = None
 
   def encode(self, text: str) -> list[int]:
