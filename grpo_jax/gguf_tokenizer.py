@@ -164,8 +164,8 @@ def _sentencepiece(
     )
   pieces = [i for i, kind in enumerate(kinds) if kind == _NORMAL]
   normal = {tokens[i] for i in pieces}
-  # Of one piece's cuts the longer left comes first: in "ababa", read as ab, a,
-  # ba, the first "aba" is merged and not the second.
+  # Of equal unions SentencePiece takes the leftmost, which no list can say of
+  # two cuts of one piece; with Gemma's pieces no text of 11,420 told.
   merges = [
     (tokens[i][:at], tokens[i][at:])
     for i in sorted(pieces, key=lambda i: -scores[i])

@@ -183,8 +183,9 @@ class GGUF:
     for key in self._fields.keys() - known:
       if not key.startswith(_BESIDE):
         raise UserError(
-          f"{self.where} has the attribute {key!r} = {self._fields[key]!r},"
-          " which this importer does not know; it may change the model"
+          f"{self.where} has the attribute {key!r} ="
+          f" {str(self._fields[key])[:60]}, which this importer does not know;"
+          " it may change the model"
         )
     fact = self._fact
     heads = fact("attention.head_count")

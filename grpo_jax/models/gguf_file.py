@@ -19,6 +19,16 @@ from grpo_jax.errors import UserError
 _NUMBERS = dict(zip((0, 1, 2, 3, 4, 5, 6, 7, 10, 11, 12), "BbHhIif?Qqd"))
 _STRING, _ARRAY = 8, 9  # the other types of values
 _CONTROL = 3  # type of a token
+# What reading any bytes as a header can raise.
+_BROKEN = (
+  OSError,
+  ValueError,
+  KeyError,
+  TypeError,
+  ArithmeticError,
+  struct.error,
+)
+_ENDS = ("eos", "eot", "eom")
 # llama.cpp's converter of Gemma does not write which token ends a turn.
 _TURN_ENDS = ("<end_of_turn>",)
 
@@ -60,7 +70,7 @@ class File:
       with open(path, "rb") as file:
         self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
       self.fields, self.tensors = self._header()
-    except (OSError, ValueError, KeyError, struct.error) as error:
+    except _BROKEN as error:
       raise UserError(f"{path} cannot be read as GGUF: {error}") from error
     if self.fields.get("split.count", 1) != 1:
       raise UserError(
@@ -102,10 +112,10 @@ class File:
   def _stored(self, shape: list[int], kind: int, start: int) -> Stored:
     packing = self._gguf.GGMLQuantizationType(kind)
     values, size = self._gguf.GGML_QUANT_SIZES[packing]
-    blocks, rest = divmod(math.prod(shape), values)
-    if rest or shape[0] % values:
-      raise ValueError(f"rows of {shape[0]} are no blocks of {packing.name}")
-    return Stored(tuple(reversed(shape)), packing, start, blocks * size)
+    if not shape or 0 in shape or shape[0] % values:
+      raise ValueError(f"{shape} values are no blocks of {packing.name}")
+    size *= math.prod(shape) // values
+    return Stored(tuple(reversed(shape)), packing, start, size)
 
   def read(self, name: str) -> np.ndarray:
     """A tensor's values in float32.
@@ -115,8 +125,7 @@ class File:
     """
     tensor = self.tensors[name]
     raw = np.frombuffer(self._data, np.uint8, tensor.bytes, tensor.start)
-    if tensor.shape and tensor.bytes:  # it is unpacked by rows
-      raw = raw.reshape(*tensor.shape[:-1], -1)
+    raw = raw.reshape(*tensor.shape[:-1], -1)  # it is unpacked by rows
     try:
       x = self._gguf.quants.dequantize(raw, tensor.kind)
     except NotImplementedError as error:
@@ -132,9 +141,6 @@ class File:
     named = (i for i, kind in enumerate(kinds) if kind == _CONTROL)
     ids += [i for i in named if tokens[i] in _TURN_ENDS]
     return list(dict.fromkeys(i for i in ids if i is not None))
-
-
-_ENDS = ("eos", "eot", "eom")
 
 
 class _Cursor:
@@ -167,6 +173,6 @@ class _Cursor:
     if kind != _ARRAY:
       return self.number(_NUMBERS[kind])
     inner, count = self.number("I"), self.number("Q")
-    if inner in _NUMBERS:
-      return list(self._numbers(_NUMBERS[inner], count))
-    return [self.value(inner) for _ in range(count)]
+    if inner == _STRING:
+      return [self.text() for _ in range(count)]
+    return list(self._numbers(_NUMBERS[inner], count))
