@@ -73,6 +73,30 @@ def test_a_file_is_the_directory_it_was_made_of(arch, tmp_path):
     np.testing.assert_allclose(a, b, rtol=0, atol=atol)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_transformers_reads_the_same_file_alike(arch, tmp_path):
+  """Its own reader, in PyTorch, fills every tensor with the same values."""
+  pytest.importorskip("torch")
+  transformers = pytest.importorskip("transformers")
+  gguf_writer.write(
+    tmp_path / "m.gguf", arch, *fixture(arch), lambda o: o.add_vocab_size(32)
+  )
+  opened = open_model(str(tmp_path / "m.gguf"))
+  source = opened.source
+  theirs = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path,
+    gguf_file="m.gguf",
+    config=transformers.AutoConfig.for_model(**opened.config),
+  )
+  state = theirs.state_dict()
+  if arch == "gemma3":
+    del state["lm_head.weight"]  # the table's
+  assert source.names() == state.keys()
+  for name, x in state.items():
+    np.testing.assert_array_equal(source.read(name), x.numpy(), err_msg=name)
+
+
 def gemma(tmp_path, change, layers=3, **facts):
   """The architecture of a Gemma's file."""
   config, weights = fixture("gemma3")

