@@ -46,7 +46,6 @@ _REQUIRED = {
   "ggml.add_eos_token": False,
   "ggml.add_sep_token": False,
   "ggml.remove_extra_whitespaces": False,
-  "ggml.token_type_count": 1,
 }
 _BESIDE = ("chat_template.", "chat_templates", "huggingface.")
 
@@ -164,8 +163,8 @@ def _sentencepiece(
     )
   pieces = [i for i, kind in enumerate(kinds) if kind == _NORMAL]
   normal = {tokens[i] for i in pieces}
-  # Of equal unions SentencePiece takes the leftmost, which no list can say of
-  # two cuts of one piece; with Gemma's pieces no text of 11,420 told.
+  # Of equal unions SentencePiece takes the leftmost; a list must put one cut of
+  # a piece before another. In 11,420 texts no id of Gemma's depended on it.
   merges = [
     (tokens[i][:at], tokens[i][at:])
     for i in sorted(pieces, key=lambda i: -scores[i])

@@ -102,7 +102,10 @@ def _gemma3(fact: Fact) -> dict[str, Any]:
   if not isinstance(local, list):
     local = [i % local < local - 1 for i in range(layers)]
   if len(local) != layers:
-    raise UserError(f"its {layers} layers have {len(local)} kinds of windows")
+    raise UserError(
+      f"gemma3.attention.sliding_window_pattern has {len(local)} entries for"
+      f" {layers} layers"
+    )
   names = ("full_attention", "sliding_attention")
   # The one of 62 layers (27B) scales by the width a head would have had.
   scalar = fact("embedding_length") // heads if layers == 62 else head_dim

@@ -199,6 +199,11 @@ def key(name, value):
     ("gemma3", key("gemma3.attn_logit_softcapping", 50), "logit_softcapping"),
     ("gemma3", key("gemma3.attention.scale", 8), "attention.scale"),
     (
+      "gemma3",
+      lambda out: out.add_sliding_window_pattern([True, False]),
+      "2 entries for 3 layers",
+    ),
+    (
       "llama",
       lambda out: out.add_tensor("rope_freqs.weight", table(32.0) * 1.01),
       "rope_freqs.weight",
