@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from grpo_jax.errors import UserError
-from grpo_jax.models import transformer
+from grpo_jax.models import weight_table
 from grpo_jax.models.gguf_file import File
 from grpo_jax.models.pretrained import open_model
 
@@ -50,7 +50,7 @@ def load(path):
   opened = open_model(path)
   arch = opened.architecture(32)
   where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  shapes = jax.eval_shape(lambda: transformer.init(jax.random.key(0), arch))
+  shapes = jax.eval_shape(lambda: weight_table.init(jax.random.key(0), arch))
   return arch, opened.load(arch, jax.tree.map(lambda _: where, shapes))
 
 
