@@ -21,6 +21,8 @@ from grpo_jax.models.layers import MASKED
 from grpo_jax.sharding import shard
 from grpo_jax.types import Array, Params, Prompts, Rollout
 
+BLOCK = 128  # ids that the draw looks at together
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
@@ -104,6 +106,9 @@ def row_keys(key: Array, ordinals: Array, group: int) -> Array:
 def inverse_cdf(probs: Array, u: Array) -> Array:
   """Index i with P(i) = probs[i] / sum, from one uniform number per row.
 
+  In two levels where V is large: a block of ids by the blocks' sums, then an
+  id within it. A running sum over a whole vocabulary costs many times that.
+
   Args:
     probs: [..., V], not negative, not all zero; need not be normalised.
     u: [...], uniform in [0, 1).
@@ -111,13 +116,38 @@ def inverse_cdf(probs: Array, u: Array) -> Array:
   Returns:
     [...] int32. An index whose probability is 0 is never returned.
   """
+  size = probs.shape[-1]
+  if size <= 4 * BLOCK:
+    return _first_above(probs, u * _total(probs))[0]
+  pad = [(0, 0)] * (probs.ndim - 1) + [(0, -size % BLOCK)]
+  blocks = jnp.pad(probs, pad).reshape(*probs.shape[:-1], -1, BLOCK)
+  sums = jnp.sum(blocks, axis=-1)
+  block, before = _first_above(sums, u * _total(sums))
+  own = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
+  within, _ = _first_above(own, u * _total(sums) - before)
+  return block * BLOCK + within
+
+
+def _total(probs: Array) -> Array:
+  """The last running sum, as `_first_above` has it."""
+  return jnp.max(jnp.cumsum(probs, axis=-1), axis=-1)
+
+
+def _first_above(probs: Array, target: Array) -> tuple[Array, Array]:
+  """The first index whose running sum exceeds `target`, and the sum before it.
+
+  A target that rounding put past the end gets the last index of all that have
+  a probability.
+  """
   # A parallel sum may rise by rounding where the probability is 0, so only
   # indices that have one count, for the total as well.
   cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
   total = jnp.max(cumulative, axis=-1)
-  # u * total may round up to the total; the last rise must stay below it.
-  target = jnp.minimum(u * total, jnp.nextafter(total, jnp.zeros_like(total)))
-  return jnp.argmax(cumulative > target[..., None], axis=-1).astype(jnp.int32)
+  target = jnp.clip(target, 0.0, jnp.nextafter(total, jnp.zeros_like(total)))
+  index = jnp.argmax(cumulative > target[..., None], axis=-1)
+  # Of indices without a probability the running sum is not kept.
+  reached = jnp.where(cumulative <= target[..., None], cumulative, 0.0)
+  return index.astype(jnp.int32), jnp.max(reached, axis=-1)
 
 
 def truncate(logits: Array, sampling: Sampling) -> Array:
@@ -165,8 +195,10 @@ def choose(
   if sampling.support_size(logits.shape[-1]):
     support = truncate(logits, sampling)
     logits = gather_support(logits, support)
-  norm = jax.nn.logsumexp(logits, axis=-1)
-  index = inverse_cdf(jnp.exp(logits - norm[..., None]), u)
+  top = jnp.max(logits, axis=-1)
+  probs = jnp.exp(logits - top[..., None])
+  norm = top + jnp.log(jnp.sum(probs, axis=-1))
+  index = inverse_cdf(probs, u)
   value = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
   token = index
   if support is not None:

@@ -153,7 +153,7 @@ def completion_layer(
   arch = model.arch
   q, k, v = _qkv(w, model, x, _turn(turns, kind))
   if cache is not None:
-    cache = kv.append(cache, k, v, start)
+    cache = kv.append(cache, k, v, start, model)
     k, v = cache
   attended = attention(
     q,
@@ -161,6 +161,7 @@ def completion_layer(
     (k, v),
     prompt_lengths=lengths,
     start=start,
+    heads_first=model.heads_first and cache is not None,
     window=kind.window,
     scale=arch.query_scale,
     cap=arch.attention_cap,
