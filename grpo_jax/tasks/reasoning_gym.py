@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from grpo_jax.errors import UserError
 from grpo_jax.rewards import rules
+from grpo_jax.tasks import generated
 from grpo_jax.tasks import mixture as mixtures
-from grpo_jax.tasks import questions
 from grpo_jax.tasks.base import (
   Completion,
   Example,
@@ -104,14 +104,14 @@ def reasoning_gym(
     rules.make_extractor(part.extract)
   totals = {"train": size, "tuning": tuning, "heldout": heldout}
   counts = {
-    split: mixtures.shares(n, parts, questions.SETTINGS[split])
+    split: mixtures.shares(n, parts, generated.SETTINGS[split])
     for split, n in totals.items()
   }
   taken: set[str] = set()
   splits, verifiers = [], {}
   for i, part in enumerate(parts):
     wanted = {split: share[i] for split, share in counts.items()}
-    found, draws = questions.make(part, wanted, taken)
+    found, draws = generated.make(part, wanted, taken)
     taken |= {x.id for examples in found.values() for x in examples}
     splits.append(found)
     verifiers[part.name] = _Verifier(
@@ -167,7 +167,7 @@ class _Verifier:
   ):
     self._arguments = (dataset, options, draws, extract, success_from)
     self._dataset = dataset
-    self._score = questions.create(dataset, options, draws).score_answer
+    self._score = generated.create(dataset, options, draws).score_answer
     self._extractor = rules.make_extractor(extract)
     self._success_from = success_from
 
