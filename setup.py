@@ -11,7 +11,9 @@ with open("README.md") as f:
 
 # Tokenizers, chat templates and weights of other people's models.
 HF = ["transformers>=5.0", "safetensors>=0.5", "gguf>=0.17", "jinja2>=3.1"]
-TEST = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6", *HF]
+# Reads mathematical answers; it pins the reader that it was written for.
+MATH = ["math-verify>=0.9,<0.10"]
+TEST = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6", *HF, *MATH]
 
 setuptools.setup(
   name="grpo_jax",
@@ -39,6 +41,8 @@ setuptools.setup(
   extras_require={
     "test": TEST,
     "hf": HF,
+    "math": MATH,
+    "data": ["datasets>=4.0,<6"],  # 270 MB, most of it pyarrow and pandas
     # PyTorch for parity checks; a plain `torch` pulls gigabytes of CUDA.
     "parity": [*HF, "torch==2.13.0", "accelerate>=1.0"],
     "gcs": ["gcsfs>=2025.1"],  # models in gs://

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from grpo_jax.errors import UserError
-from grpo_jax.tasks.base import SPLITS, Example, Task
+from grpo_jax.tasks.base import SPLITS, Example, Task, selected
 from grpo_jax.tokenizer import Tokenizer
 
 
@@ -156,34 +156,36 @@ def fit_prompts(
   """
   if long not in ("refuse", "drop"):
     raise UserError(f"data.long_prompts {long!r} must be refuse or drop")
-  splits = {
-    split: [(x, len(_encode_prompt(x, tokenizer))) for x in task.splits[split]]
+  # Lengths alone are kept: a split may be larger than memory.
+  lengths = {
+    split: np.array(
+      [len(_encode_prompt(x, tokenizer)) for x in task.splits[split]], int
+    )
     for split in SPLITS
   }
-  every = [pair for pairs in splits.values() for pair in pairs]
-  over = [pair for pair in every if 0 < limit < pair[1]]
+  every = np.concatenate(list(lengths.values()))
+  over = int((every > limit).sum()) if limit > 0 else 0
   if not over:
-    return task, max(n for _, n in every), {}
-  longest, n = max(over, key=lambda pair: pair[1])
+    return task, int(every.max()), {}
   if long == "refuse":
+    longest = max(SPLITS, key=lambda split: lengths[split].max(initial=0))
+    prompt = task.splits[longest][int(lengths[longest].argmax())].prompt
     raise UserError(
-      f"{len(over)} of {len(every)} prompts of task {task.name} have more than"
-      f" data.max_prompt_tokens {limit} tokens; the longest has {n}:"
-      f" {longest.prompt[:60]!r}; raise it, or set data.long_prompts=drop"
+      f"{over} of {len(every)} prompts of task {task.name} have more than"
+      f" data.max_prompt_tokens {limit} tokens; the longest has {every.max()}:"
+      f" {prompt[:60]!r}; raise it, or set data.long_prompts=drop"
     )
-  kept = {
-    split: [x for x, n in pairs if n <= limit]
-    for split, pairs in splits.items()
-  }
-  for split, examples in kept.items():
-    if splits[split] and not examples:
+  kept = {split: np.flatnonzero(n <= limit) for split, n in lengths.items()}
+  for split, places in kept.items():
+    if len(lengths[split]) and not len(places):
       raise UserError(
-        f"all {len(splits[split])} {split} prompts of task {task.name} have"
+        f"all {len(lengths[split])} {split} prompts of task {task.name} have"
         f" more than data.max_prompt_tokens {limit} tokens"
       )
-  lost = {split: len(splits[split]) - len(kept[split]) for split in SPLITS}
-  width = max(n for _, n in every if n <= limit)
-  return dataclasses.replace(task, splits=kept), width, lost
+  lost = {split: len(lengths[split]) - len(kept[split]) for split in SPLITS}
+  fewer = {k: selected(task.splits[k], places) for k, places in kept.items()}
+  width = int(every[every <= limit].max())
+  return dataclasses.replace(task, splits=fewer), width, lost
 
 
 def encode_demonstrations(

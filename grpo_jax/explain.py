@@ -114,5 +114,6 @@ def print_plan(
   console.table("This run", ("", ""), plan(e, mesh))
   updates = e.batching.updates_per_step
   group = e.sampling.group_size
-  for text in validate.warnings(e.algorithm, updates=updates, group=group):
+  warnings = validate.warnings(e.algorithm, updates=updates, group=group)
+  for text in (*e.task.notes, *warnings):
     console.say(f"note: {text}")

@@ -3,13 +3,22 @@
 from typing import Any
 
 from grpo_jax import named
-from grpo_jax.tasks import jsonl, reasoning_gym, words
+from grpo_jax.tasks import (
+  hf_datasets,
+  jsonl,
+  mathematics,
+  reasoning_gym,
+  words,
+)
 from grpo_jax.tasks.base import Task
 
 TASKS = {
   "words": words.words,
   "reasoning_gym": reasoning_gym.reasoning_gym,
   "jsonl": jsonl.jsonl,
+  "datasets": hf_datasets.from_datasets,
+  "gsm8k": mathematics.gsm8k,
+  "math": mathematics.math,
 }
 
 

@@ -163,6 +163,7 @@ class Task:
       where it abstains. '': the total is the measure.
     demonstration: `(example, rng) -> str | None`, a completion to imitate
       during warm-up, without stop token; None if the task has none.
+    notes: lines that a run prints before it starts: what was left out, say.
 
   Raises:
     UserError: the names of `splits` are not the three above, the train split
@@ -179,6 +180,7 @@ class Task:
   demonstration: Callable[[Example, np.random.Generator], str | None] = (
     no_demonstration
   )
+  notes: tuple[str, ...] = ()
 
   def __post_init__(self):
     if set(self.splits) != set(SPLITS):
@@ -243,6 +245,18 @@ class Task:
         f"the {name} split of task {self.name} is empty; give it a size above 0"
       )
     return self.splits[name]
+
+
+def selected(
+  examples: Sequence[Example], places: Iterable[int]
+) -> Sequence[Example]:
+  """The examples at these places: by the sequence's own `select` if it has one.
+
+  A split may be any sequence, also one that reads its examples when asked.
+  """
+  if hasattr(examples, "select"):
+    return examples.select(places)
+  return tuple(examples[i] for i in places)
 
 
 def question_id(question: str) -> str:

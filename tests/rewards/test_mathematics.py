@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify")
 
-from grpo_jax.rewards import expressions, latex
+from grpo_jax.rewards import expressions
 from grpo_jax.rewards.mathematics import equal, number, readable
 
 SAME = {
@@ -140,9 +140,6 @@ ONE = st.lists(st.sampled_from(ATOMS), max_size=7).map("".join)
 def test_an_answer_equals_itself_if_anything_does(text):
   assert equal(text, text) == readable(text)
   assert not equal(text, "") and not equal(None, text)
-  if readable(text):  # and its normal form is a fixed point
-    again = latex.normal(text)
-    assert latex.normal(again) in (again, None) or equal(text, again)
 
 
 @settings(max_examples=60, deadline=None)

@@ -65,8 +65,12 @@ def test_rewards(write):
   assert task.stop == ("\n",)
   assert reward(f"because #### ${want}.00").total == 1
   assert reward(f"#### {want}", truncated=True).total == 0
-  assert reward(want).total == 0 and reward(want).parts == {"answered": 0.0}
-  assert reward("#### 999").parts == {"answered": 1.0}
+  none = {"answered": 0.0, "strict": 0.0, "lenient": 0.0}
+  assert reward(want).total == 0
+  assert reward(want).parts == {**none, "lenient": 1.0}
+  assert reward("#### 999").parts == {**none, "answered": 1.0}
+  lenient = jsonl(path, extract="after:####", match="number", grade="lenient")
+  assert lenient.reward(example, Completion(want, 3, False)).total == 1
 
 
 def test_numbers_keep_their_digits(write):
