@@ -7,6 +7,7 @@ splits and a rule of comparison become a task.
 import dataclasses
 import decimal
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from grpo_jax.tasks.base import (
   no_demonstration,
   strings,
 )
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Unreadable(UserError):
@@ -82,7 +85,7 @@ class Reader:
       (self.prompt_field, question),
       (self.answer_field, answer),
     ):
-      if any("\ud800" <= c <= "\udfff" for c in text):
+      if _SURROGATE.search(text):
         raise UserError(f"has a lone surrogate in {name!r}")
     return question, answer
 

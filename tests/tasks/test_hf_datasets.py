@@ -150,8 +150,8 @@ def test_a_question_of_two_splits(tmp_path):
 
 def test_unreadable_references(tmp_path):
   bad = [
-    {"prompt": "a?", "answer": "#### none"},
-    {"prompt": "b?", "answer": "5"},
+    {"prompt": "a", "answer": "#### no"},
+    {"prompt": "b", "answer": "5"},
   ]
   path = folder(tmp_path, [*rows(60), *bad])
   with pytest.raises(UserError, match=r"train row 60 has the answer 'no'"):
