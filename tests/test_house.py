@@ -202,6 +202,16 @@ def test_python_agrees_that_they_know_no_jax():
   assert out.stdout.strip() == "[]"
 
 
+def test_every_host_module_can_be_the_first_to_be_imported():
+  code = f"""import importlib, sys
+for name in {HOST}:
+  for other in [m for m in sys.modules if m.split(".")[0] == "grpo_jax"]:
+    del sys.modules[other]
+  importlib.import_module(name)
+"""
+  subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
 def test_the_package_knows_no_experiment_and_no_test():
   for name, roots in ROOTS.items():
     assert not roots & {"experiments", "tests", "launch"}, name

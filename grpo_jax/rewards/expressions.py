@@ -65,7 +65,7 @@ def load() -> None:
   except ImportError as error:
     raise UserError(
       f"match='math' needs the math-verify library ({error}); pip install"
-      " 'grpo_jax[math]'"
+      " -e '.[math]'"
     ) from None
   # It says once that its time limits are off.
   logging.getLogger("math_verify").setLevel(logging.ERROR)

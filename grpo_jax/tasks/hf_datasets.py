@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from grpo_jax.errors import UserError
-from grpo_jax.rewards.answers import AnswerReward
 from grpo_jax.tasks import questions
+from grpo_jax.tasks.answers import AnswerReward
 from grpo_jax.tasks.base import (
   SPLITS,
   Example,

@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Sequence
 
 from grpo_jax.errors import UserError
-from grpo_jax.rewards.answers import AnswerReward
 from grpo_jax.tasks import questions
+from grpo_jax.tasks.answers import AnswerReward
 from grpo_jax.tasks.base import (
   Example,
   Task,

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from grpo_jax.rewards.answers import AnswerReward
 from grpo_jax.tasks import hf_datasets, questions
+from grpo_jax.tasks.answers import AnswerReward
 from grpo_jax.tasks.base import Task
 
 # GSM8K marks its sums for a calculator: 48/2 = <<48/2=24>>24.

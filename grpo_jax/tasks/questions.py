@@ -13,8 +13,9 @@ from typing import Any
 
 from grpo_jax.errors import UserError
 from grpo_jax.named import suggest
-from grpo_jax.rewards import answers, rules
-from grpo_jax.rewards.answers import AnswerReward
+from grpo_jax.rewards import rules
+from grpo_jax.tasks import answers
+from grpo_jax.tasks.answers import AnswerReward
 from grpo_jax.tasks.base import (
   Example,
   Task,

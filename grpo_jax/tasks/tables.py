@@ -41,7 +41,7 @@ def open_tables(
   except ImportError as error:
     raise UserError(
       f"task datasets needs the datasets library ({error}); pip install"
-      " 'grpo_jax[data]'"
+      " -e '.[data]'"
     ) from None
   names = [x.strip() for x in configuration.split(",")]
   with _quiet(datasets):

@@ -237,7 +237,7 @@ def test_broken_files_are_one_line(tmp_path):
 
 def test_without_the_library(monkeypatch, tmp_path):
   monkeypatch.setitem(__import__("sys").modules, "datasets", None)
-  with pytest.raises(UserError, match=r"pip install 'grpo_jax\[data\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '.\[data\]'"):
     make(str(tmp_path))
 
 

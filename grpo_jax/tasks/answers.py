@@ -70,8 +70,7 @@ class AnswerReward:
         )
     if self.match == "math" and not importlib.util.find_spec("math_verify"):
       raise UserError(
-        "match='math' needs the math-verify library; pip install"
-        " 'grpo_jax[math]'"
+        "match='math' needs the math-verify library; pip install -e '.[math]'"
       )
 
   def __setstate__(self, state: dict):

@@ -8,9 +8,9 @@ import time
 import pytest
 
 from grpo_jax.errors import UserError
-from grpo_jax.rewards import answers
-from grpo_jax.rewards.answers import AnswerReward, final_answer
 from grpo_jax.rewards.runner import Runner
+from grpo_jax.tasks import answers
+from grpo_jax.tasks.answers import AnswerReward, final_answer
 from grpo_jax.tasks.base import Completion, Example, Task, question_id
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "mathematics.md"
@@ -132,7 +132,7 @@ def test_refuses(monkeypatch):
   with pytest.raises(UserError, match="unknown extraction rule"):
     AnswerReward("box", "exact", "strict")
   monkeypatch.setattr(answers.importlib.util, "find_spec", lambda name: None)
-  with pytest.raises(UserError, match=r"pip install 'grpo_jax\[math\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '.\[math\]'"):
     AnswerReward("boxed", "math", "strict")
 
 
