@@ -42,7 +42,7 @@ setuptools.setup(
     "test": TEST,
     "hf": HF,
     "math": MATH,
-    "data": ["datasets>=4.0,<6"],  # 270 MB, most of it pyarrow and pandas
+    "data": ["datasets>=5.0,<6"],  # 270 MB, most of it pyarrow and pandas
     # PyTorch for parity checks; a plain `torch` pulls gigabytes of CUDA.
     "parity": [*HF, "torch==2.13.0", "accelerate>=1.0"],
     "gcs": ["gcsfs>=2025.1"],  # models in gs://

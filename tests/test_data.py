@@ -104,6 +104,10 @@ def test_prompts_that_are_too_long_are_refused_or_dropped_never_cut():
     data.fit_prompts(task, TOK, 4)
   fewer, width, lost = data.fit_prompts(task, TOK, 4, "drop")
   assert (width, sum(lost.values())) == (3, 2)
+  assert data.fit_prompts(task, TOK, 5, "drop")[1:] == (
+    5,
+    {"train": 1, "tuning": 0, "heldout": 0},
+  )
   left = [x.prompt for split in fewer.splits.values() for x in split]
   assert left == ["a", "abc"]
   with pytest.raises(UserError, match=r"all .* train prompts"):

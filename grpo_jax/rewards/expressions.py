@@ -39,7 +39,7 @@ _UNSAFE = re.compile(
   r"\d\s+\d"  # two numbers without a sign
   r"|\d\s*_"  # a number's base, which it drops
   r"|\d[eE][-+]?\d"  # 1e3, to it 1*e*3
-  r"|/\s*\d+\s*[A-Za-z\\({]"  # 2/3x
+  r"|/\s*\d+\s*(?:[A-Za-z({]|\\(?!end|\\))"  # 2/3x
   r"|\\frac\s*\{\s*(?:d|\\partial)(?![A-Za-z}]*\})"  # a derivative
   r"|\\frac\s*\{d[A-Za-z]?\}\s*\{d"
   r"|[^\x20-\x7e]|[\"'`#&@?$:]"

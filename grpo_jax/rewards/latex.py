@@ -33,13 +33,13 @@ _SIGNS = {
 _SPELLINGS = [
   (re.compile(pattern), replacement)
   for pattern, replacement in (
-    (r"\\[\[\]()]", ""),  # of math mode
+    (r"(?<!\\)\\[\[\]()]", ""),  # of math mode
     (r"\\(?:left|right)\.", ""),
     (r"\\(?:left|right|[bB]igg?[lr]?|displaystyle)(?![A-Za-z])", ""),
     (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
     (r"(?<=\d)(?:,\\!|\{,\}|\\[,!])(?=\d{3}(?!\d))", ""),  # thousands
     (r"\{,\}", ","),
-    (r"\\[,;:! ]|~|\\q?quad(?![A-Za-z])", " "),
+    (r"(?<!\\)\\[,;:! ]|~|\\q?quad(?![A-Za-z])", " "),
     (r"\\\$", r"\\dollar "),
     (r"^\s*([-+]?)\s*\$(?=[\d.]+[\d,.]*$)", r"\1\\dollar "),
     (r"\$", ""),

@@ -52,6 +52,7 @@ SAME = {
     \sqrt{2}^2-2 = 0 | 10! = 3628800 | \binom{10}{3} = 120 | 2**10 = 1024
     sqrt(2)/2 = \frac{\sqrt{2}}{2} | 2^(3+1) = 16 | \frac{2}{3}x = 2x/3
     \frac{1}{3^{50}} = 3^{-50} | 2^{400} = 4^{200} | x^2y = yx^2 | xy = yx
+    \begin{pmatrix} -1/3 \\ 2 \end{pmatrix} = \begin{pmatrix}\frac{-1}3\\2\end{pmatrix}
     4\sqrt(2) = 4\sqrt{2} | x_1 = x_{1} | x(x+1) = x^2+x
     \begin{pmatrix}1\\2\end{pmatrix} = \begin{pmatrix}1.0\\\frac{4}{2}\end{pmatrix}
     """,  # noqa: E501
