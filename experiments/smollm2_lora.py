@@ -6,6 +6,11 @@
 The task, the prompts and the batch are those of `smollm2.py`; adapters of rank
 16 on every projection are trained at twenty times its learning rate, on frozen
 weights.
+
+They do. On 256 held-out questions, one run of seed 0: sampled 0.08 to 0.40 (all
+weights: 0.38), likeliest answer 0.16 to 0.44 (0.41), within each other's errors
+of 0.03. Peak memory is 3.8 GB in place of 4.7 or more; on two CPU cores a step
+takes about 8 seconds, 30 of them about as long as in `smollm2.py`.
 """
 
 from experiments import smollm2
