@@ -117,6 +117,8 @@ def get_config() -> config_dict.ConfigDict:
   c.sampling.min_p = 0.0
   c.sampling.max_support = 128  # ids kept at most under top_p or min_p
   c.sampling.early_exit = True  # stop when all rows have; False: T steps
+  c.sampling.compact = 0  # smaller sizes that a batch shrinks to as rows end,
+  # at most 5; each is compiled
 
   c.algorithm = config_dict.ConfigDict()
   c.algorithm.name = "grpo_sequence"

@@ -20,12 +20,12 @@ from absl import flags
 
 from grpo_jax import cli, grpo, sharding
 from grpo_jax.compile import Programs, use_cache
+from grpo_jax.draws import Sampling, choose
 from grpo_jax.errors import UserError
 from grpo_jax.hf_tokenizer import HFTokenizer
 from grpo_jax.models.decoders import decoder
 from grpo_jax.policy import Policy, open_policy
 from grpo_jax.preemption import Guard, Preempted, leave
-from grpo_jax.sampling import Sampling, choose
 from grpo_jax.types import Array, Params, Prompts
 
 WIDTH = 64  # prompts are padded to a multiple: few shapes are compiled

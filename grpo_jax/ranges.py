@@ -32,6 +32,7 @@ _AT_LEAST = {
   "reward.workers": 0,
   "sampling.group_size": 1,
   "sampling.max_tokens": 1,
+  "sampling.compact": 0,
   "sampling.top_k": 0,
   "sampling.max_support": 1,
   "sampling.temperature": 0,

@@ -5,7 +5,8 @@ t is fold_in(fold_in(fold_in(key, ordinal), g), t). It does not depend on the
 batch split, the order of rows, the number of devices or the host.
 """
 
-import dataclasses
+import functools
+import itertools
 import zlib
 from typing import Any
 
@@ -13,63 +14,23 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from grpo_jax import types
-from grpo_jax.logprobs import gather_support, tempered
+from grpo_jax import compaction, types
+from grpo_jax.draws import Sampling, choose
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.decoders import decoder
-from grpo_jax.models.layers import MASKED
-from grpo_jax.sharding import shard
+from grpo_jax.sharding import shard, ways
 from grpo_jax.types import Array, Params, Prompts, Rollout
 
-BLOCK = 128  # ids that the draw looks at together
 
+@struct.dataclass
+class _Written:
+  """What decoding has written so far."""
 
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-  """How completions are drawn.
-
-  Attributes:
-    group_size: G, completions per prompt.
-    max_tokens: T, the stop token included.
-    stop_ids: any of these ends a completion; it is part of the completion.
-    pad_id: written after the end; never read as a mark of anything.
-    temperature: logits are divided by it; 0 takes the likeliest token, and
-      log-probs are then those at temperature 1.
-    top_k: keep the k likeliest ids; 0 keeps all.
-    top_p: keep the likeliest ids up to this mass; 1 keeps all.
-    min_p: keep ids with at least this share of the likeliest's probability.
-    max_support: ids stored at most where top_p or min_p is used without top_k;
-      a wider nucleus is cut there, for sampler and scorer alike.
-    ignore_stop: run every row to its limit (benchmarks).
-    early_exit: stop when all rows have; False runs T steps, so a map over
-      seeds costs no more than its longest member.
-  """
-
-  group_size: int
-  max_tokens: int
-  stop_ids: tuple[int, ...]
-  pad_id: int
-  temperature: float = 1.0
-  top_k: int = 0
-  top_p: float = 1.0
-  min_p: float = 0.0
-  max_support: int = 128
-  ignore_stop: bool = False
-  early_exit: bool = True
-
-  def likeliest(self) -> "Sampling":
-    """One completion a prompt, of the likeliest tokens."""
-    return dataclasses.replace(self, group_size=1, temperature=0.0)
-
-  def support_size(self, vocab: int) -> int:
-    """Ids to store per token; 0 where the whole vocabulary is sampled."""
-    if self.temperature == 0:
-      return 0
-    if self.top_k:
-      return min(self.top_k, vocab)
-    if self.top_p < 1 or self.min_p > 0:
-      return min(self.max_support, vocab)
-    return 0
+  ids: Array  # [B, G, T] int32
+  logprobs: Array  # [B, G, T] float32
+  support: Array | None  # [B, G, T, k] int32
+  lengths: Array  # [B, G] int32
+  truncated: Array  # [B, G] bool
 
 
 @struct.dataclass
@@ -79,12 +40,18 @@ class _Loop:
   t: Array  # [] int32
   token: Array  # [B, G] int32, the next input
   cache: Any  # the network's own
-  ids: Array  # [B, G, T] int32
-  logprobs: Array  # [B, G, T] float32
-  support: Array | None  # [B, G, T, k] int32
-  lengths: Array  # [B, G] int32
   done: Array  # [B, G] bool
-  truncated: Array  # [B, G] bool
+  out: _Written
+
+
+@struct.dataclass
+class _Rows:
+  """What a loop reads of its rows, and never changes."""
+
+  kept: Any  # the network's own, of the prompts
+  lengths: Array  # [B] int32, of the prompts
+  keys: Array  # [B, G] keys
+  limits: Array  # [B, G] int32
 
 
 def stream_key(root: Array, step: Array | int, name: str) -> Array:
@@ -101,109 +68,6 @@ def row_keys(key: Array, ordinals: Array, group: int) -> Array:
   return jax.vmap(jax.vmap(fold, (None, 0)), (0, None))(
     per_prompt, jnp.arange(group)
   )
-
-
-def inverse_cdf(probs: Array, u: Array) -> Array:
-  """Index i with P(i) = probs[i] / sum, from one uniform number per row.
-
-  In two levels where V is large: a block of ids by the blocks' sums, then an
-  id within it. A running sum over a whole vocabulary costs many times that.
-
-  Args:
-    probs: [..., V], not negative, not all zero; need not be normalised.
-    u: [...], uniform in [0, 1).
-
-  Returns:
-    [...] int32. An index whose probability is 0 is never returned.
-  """
-  size = probs.shape[-1]
-  if size <= 4 * BLOCK:
-    return _first_above(probs, u * _total(probs))[0]
-  pad = [(0, 0)] * (probs.ndim - 1) + [(0, -size % BLOCK)]
-  blocks = jnp.pad(probs, pad).reshape(*probs.shape[:-1], -1, BLOCK)
-  sums = jnp.sum(blocks, axis=-1)
-  block, before = _first_above(sums, u * _total(sums))
-  own = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
-  within, _ = _first_above(own, u * _total(sums) - before)
-  return block * BLOCK + within
-
-
-def _total(probs: Array) -> Array:
-  """The last running sum, as `_first_above` has it."""
-  return jnp.max(jnp.cumsum(probs, axis=-1), axis=-1)
-
-
-def _first_above(probs: Array, target: Array) -> tuple[Array, Array]:
-  """The first index whose running sum exceeds `target`, and the sum before it.
-
-  A target that rounding put past the end gets the last index of all that have
-  a probability.
-  """
-  # A parallel sum may rise by rounding where the probability is 0, so only
-  # indices that have one count, for the total as well.
-  cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
-  total = jnp.max(cumulative, axis=-1)
-  target = jnp.clip(target, 0.0, jnp.nextafter(total, jnp.zeros_like(total)))
-  index = jnp.argmax(cumulative > target[..., None], axis=-1)
-  # Of indices without a probability the running sum is not kept.
-  reached = jnp.where(cumulative <= target[..., None], cumulative, 0.0)
-  return index.astype(jnp.int32), jnp.max(reached, axis=-1)
-
-
-def truncate(logits: Array, sampling: Sampling) -> Array:
-  """Ids kept by top-k, then top-p, then min-p: [..., V] -> [..., k], -1 none.
-
-  Masses are those of the tempered softmax, renormalised after top-k. An id is
-  in the nucleus where the mass before it is below top_p, so the likeliest
-  always is.
-  """
-  size = sampling.support_size(logits.shape[-1])
-  values, ids = jax.lax.top_k(logits, size)
-  norm = jax.nn.logsumexp(
-    values if sampling.top_k else logits, axis=-1, keepdims=True
-  )
-  probs = jnp.exp(values - norm)
-  keep = values > MASKED / 2
-  if sampling.top_p < 1:
-    keep &= jnp.cumsum(probs, axis=-1) - probs < sampling.top_p
-  if sampling.min_p > 0:
-    keep &= probs >= sampling.min_p * probs[..., :1]
-  return jnp.where(keep, ids, -1).astype(jnp.int32)
-
-
-def choose(
-  logits: Array, u: Array, sampling: Sampling
-) -> tuple[Array, Array, Array | None]:
-  """Draws one token per row.
-
-  Args:
-    logits: [..., V] float32.
-    u: [...] uniform numbers.
-    sampling: the record.
-
-  Returns:
-    token [...], its log-prob [...] under the sampled distribution, and the
-    kept ids [..., k] or None.
-  """
-  if sampling.temperature == 0:
-    token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    norm = jax.nn.logsumexp(logits, axis=-1)
-    value = jnp.take_along_axis(logits, token[..., None], axis=-1)[..., 0]
-    return token, value - norm, None
-  logits = tempered(logits, sampling.temperature)
-  support = None
-  if sampling.support_size(logits.shape[-1]):
-    support = truncate(logits, sampling)
-    logits = gather_support(logits, support)
-  top = jnp.max(logits, axis=-1)
-  probs = jnp.exp(logits - top[..., None])
-  norm = top + jnp.log(jnp.sum(probs, axis=-1))
-  index = inverse_cdf(probs, u)
-  value = jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
-  token = index
-  if support is not None:
-    token = jnp.take_along_axis(support, index[..., None], axis=-1)[..., 0]
-  return token, value - norm, support
 
 
 def sample(
@@ -236,75 +100,105 @@ def sample(
   params = net.prepare(params, model)
   kept, _ = net.prefill(params, prompts, model=model)
   params = net.unstack(params, model)
-  keys = row_keys(key, prompts.ordinals, g)
   limits = jnp.full((b, g), t, jnp.int32)
   if budgets is not None:
     limits = jnp.clip(budgets, 1, t)
-  stop_ids = jnp.asarray(sampling.stop_ids, jnp.int32)
-
-  def step(s: _Loop) -> _Loop:
-    hidden, cache, _ = net.extend(
-      params,
-      s.token[..., None],
-      kept,
-      s.cache,
-      lengths=prompts.lengths,
-      start=s.t,
-      model=model,
-    )
-    logits = net.logits(params, hidden[:, :, 0], model=model)
-    # Whole rows: one gather, where each reduction below would need its own,
-    # and sums in one order on every mesh.
-    logits = shard(logits, "prompts", None, None)
-    draw = jax.vmap(
-      jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, s.t)))
-    )
-    token, logprob, support = choose(logits, draw(keys), sampling)
-    live = ~s.done
-    token = jnp.where(live, token, sampling.pad_id)
-    stopped = jnp.any(token[..., None] == stop_ids[None, None], axis=-1)
-    stopped = stopped & live & (not sampling.ignore_stop)
-    full = live & (s.t + 1 >= limits) & ~stopped
-
-    def write(x: Array, value: Array) -> Array:
-      return jax.lax.dynamic_update_index_in_dim(x, value, s.t, axis=2)
-
-    return _Loop(
-      t=s.t + 1,
-      token=token,
-      cache=cache,
-      ids=write(s.ids, token),
-      logprobs=write(s.logprobs, jnp.where(live, logprob, 0.0)),
-      support=None
-      if support is None
-      else write(s.support, jnp.where(live[..., None], support, -1)),
-      lengths=s.lengths + live,
-      done=s.done | stopped | full,
-      truncated=s.truncated | full,
-    )
-
+  rows = _Rows(
+    kept, prompts.lengths, row_keys(key, prompts.ordinals, g), limits
+  )
+  step = functools.partial(_step, params=params, model=model, sampling=sampling)
   state = _start(prompts, b, g, t, model, sampling)
-  if sampling.early_exit:
-    state = jax.lax.while_loop(
-      lambda s: (s.t < t) & ~jnp.all(s.done), step, state
+  if not sampling.early_exit:
+    state = jax.lax.fori_loop(0, t, lambda _, s: step(s, rows), state)
+    return _rollout(prompts, state.out, sampling, policy_step)
+  sizes = (*compaction.sizes(b * g, sampling.compact, ways("prompts")), 0)
+
+  def run(state: _Loop, rows: _Rows, until: int) -> _Loop:
+    return jax.lax.while_loop(
+      lambda s: (s.t < t) & ~compaction.fits(s.done, until),
+      lambda s: step(s, rows),
+      state,
     )
-  else:
-    state = jax.lax.fori_loop(0, t, lambda _, s: step(s), state)
-  return _rollout(prompts, state, sampling, policy_step)
+
+  state = run(state, rows, sizes[0])
+  out, place = state.out, None
+  for size, until in itertools.pairwise(sizes):
+    chosen = compaction.live_first(state.done, size)
+    place = chosen if place is None else compaction.take(place, chosen)
+    state, rows = _shrunk(state, rows, chosen)
+    state = run(state, rows, until)
+    out = compaction.put(out, state.out, place)
+  return _rollout(prompts, out, sampling, policy_step)
+
+
+def _shrunk(state: _Loop, rows: _Rows, place: Array) -> tuple[_Loop, _Rows]:
+  """The loop and its rows [N, 1], of those at `place` [N, 1]."""
+  group = state.done.shape[1]
+  kept, lengths = compaction.take_prompts(
+    (rows.kept, rows.lengths), place, group
+  )
+  keys, limits = compaction.take((rows.keys, rows.limits), place)
+  part = compaction.take(state.replace(t=None), place)
+  return part.replace(t=state.t), _Rows(kept, lengths, keys, limits)
+
+
+def _step(
+  s: _Loop, rows: _Rows, *, params: Params, model: Model, sampling: Sampling
+) -> _Loop:
+  """One more token of every row."""
+  net = decoder(model)
+  hidden, cache, _ = net.extend(
+    params,
+    s.token[..., None],
+    rows.kept,
+    s.cache,
+    lengths=rows.lengths,
+    start=s.t,
+    model=model,
+  )
+  logits = net.logits(params, hidden[:, :, 0], model=model)
+  # Whole rows: one gather, where each reduction below would need its own,
+  # and sums in one order on every mesh.
+  logits = shard(logits, "prompts", None, None)
+  draw = jax.vmap(
+    jax.vmap(lambda k: jax.random.uniform(jax.random.fold_in(k, s.t)))
+  )
+  token, logprob, support = choose(logits, draw(rows.keys), sampling)
+  live = ~s.done
+  token = jnp.where(live, token, sampling.pad_id)
+  stop_ids = jnp.asarray(sampling.stop_ids, jnp.int32)
+  stopped = jnp.any(token[..., None] == stop_ids[None, None], axis=-1)
+  stopped = stopped & live & (not sampling.ignore_stop)
+  full = live & (s.t + 1 >= rows.limits) & ~stopped
+
+  def write(x: Array, value: Array) -> Array:
+    return jax.lax.dynamic_update_index_in_dim(x, value, s.t, axis=2)
+
+  out = s.out.replace(
+    ids=write(s.out.ids, token),
+    logprobs=write(s.out.logprobs, jnp.where(live, logprob, 0.0)),
+    lengths=s.out.lengths + live,
+    truncated=s.out.truncated | full,
+  )
+  if support is not None:
+    kept = jnp.where(live[..., None], support, -1)
+    out = out.replace(support=write(s.out.support, kept))
+  done = s.done | stopped | full
+  return _Loop(t=s.t + 1, token=token, cache=cache, done=done, out=out)
 
 
 def _rollout(
-  prompts: Prompts, state: _Loop, sampling: Sampling, policy_step: Array | int
+  prompts: Prompts, out: _Written, sampling: Sampling, policy_step: Array | int
 ) -> Rollout:
   """What the decode loop wrote, and the distribution it drew from."""
   return Rollout(
     prompts=prompts,
-    ids=state.ids,
-    lengths=state.lengths,
-    truncated=state.truncated,
-    mask=types.length_mask(state.lengths, sampling.max_tokens),
-    sampler_logprobs=state.logprobs,
-    support=state.support,
+    ids=out.ids,
+    lengths=out.lengths,
+    truncated=out.truncated,
+    mask=types.length_mask(out.lengths, sampling.max_tokens),
+    sampler_logprobs=out.logprobs,
+    support=out.support,
     temperature=jnp.float32(sampling.temperature or 1.0),
     policy_step=jnp.asarray(policy_step, jnp.int32),
   )
@@ -324,10 +218,12 @@ def _start(
     t=jnp.int32(0),
     token=jnp.broadcast_to(prompts.ids[:, -1:], (b, g)),
     cache=decoder(model).empty_cache(b, g, t, model),
-    ids=rows(sampling.pad_id, jnp.int32, t),
-    logprobs=rows(0.0, jnp.float32, t),
-    support=rows(-1, jnp.int32, t, kept) if kept else None,
-    lengths=rows(0, jnp.int32),
     done=rows(False, jnp.bool_),
-    truncated=rows(False, jnp.bool_),
+    out=_Written(
+      ids=rows(sampling.pad_id, jnp.int32, t),
+      logprobs=rows(0.0, jnp.float32, t),
+      support=rows(-1, jnp.int32, t, kept) if kept else None,
+      lengths=rows(0, jnp.int32),
+      truncated=rows(False, jnp.bool_),
+    ),
   )

@@ -9,11 +9,11 @@ import pytest
 import toys
 from scipy import stats
 
-from grpo_jax import logprobs, sampling
+from grpo_jax import draws, logprobs
 from grpo_jax.models.architecture import Architecture, Model
 from grpo_jax.models.layers import MASKED
 
-DRAW = toys.jit(sampling.inverse_cdf)
+DRAW = toys.jit(draws.inverse_cdf)
 EDGES = np.array([0, 1e-45, 1e-8, 0.5, 1 - 2**-24, 1 - 2**-23], np.float32)
 
 
@@ -28,7 +28,7 @@ def chi_square(index, chance):
 
 @functools.cache
 def chooser(how):
-  return toys.jit(functools.partial(sampling.choose, sampling=how))
+  return toys.jit(functools.partial(draws.choose, sampling=how))
 
 
 def test_indices_have_their_probabilities():
@@ -53,6 +53,28 @@ def test_the_edges_of_the_unit_interval():
     probs = np.broadcast_to(np.float32(chance), (len(EDGES), len(chance)))
     index = np.asarray(DRAW(probs, EDGES))
     assert (probs[np.arange(len(EDGES)), index] > 0).all(), (chance, index)
+
+
+def test_a_large_vocabulary_is_drawn_in_two_levels():
+  """Blocks of ids, then an id: the same chances, ends and zeros."""
+  rng = np.random.default_rng(4)
+  for size in (4 * draws.BLOCK + 1, 1000, 8 * draws.BLOCK):
+    chance = rng.gamma(0.2, size=size).astype(np.float32)
+    chance[rng.random(size) < 0.3] = 0
+    chance[: draws.BLOCK] = chance[2 * draws.BLOCK : 3 * draws.BLOCK] = 0
+    chance[-draws.BLOCK // 2 :] = 0
+    exact = np.cumsum(np.float64(chance))
+    u = rng.random(20_000).astype(np.float32)
+    index = np.asarray(DRAW(np.broadcast_to(chance, (len(u), size)), u))
+    assert (chance[index] > 0).all()
+    # The exact inverse, but for numbers within rounding of a boundary.
+    want = np.searchsorted(exact, np.float64(u) * exact[-1], side="right")
+    near = np.abs(exact[:, None] / exact[-1] - u[None, :2000]).min(0) < 1e-6
+    assert (index[:2000] == want[:2000])[~near].all() and near.mean() < 0.05
+    edges = np.asarray(DRAW(np.broadcast_to(chance, (6, size)), EDGES))
+    alive = np.flatnonzero(chance)
+    assert (chance[edges] > 0).all()
+    assert edges[0] == alive[0] and edges[4] >= alive[-3]
 
 
 def test_rounding_of_a_parallel_sum_makes_no_id_possible():
