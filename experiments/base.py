@@ -75,6 +75,10 @@ def get_config() -> config_dict.ConfigDict:
   c.data.chat = False  # render prompts through the model's chat template
   c.data.system = ""  # the system message of that chat
   c.data.chat_options = ""  # variables of the template, a JSON object
+  c.data.curriculum = "none"  # pass_rate: questions solved always or never rest
+  c.data.rest_below = 0.5  # a question rests while its next group is less
+  # likely than this to be mixed, judged by its own past; 0: none rests
+  c.data.half_life = 4.0  # epochs in which that past is forgotten by half
 
   c.model = config_dict.ConfigDict()
   c.model.path = ""  # a directory, a GGUF file or a hub id[@revision] to start

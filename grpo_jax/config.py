@@ -13,6 +13,7 @@ from typing import Any
 
 from grpo_jax import (
   adjust,
+  curriculum,
   data,
   logprobs,
   model_config,
@@ -126,6 +127,7 @@ class Experiment:
   warmup_algorithm: Algorithm
   warmup_optimizer: Optimizer
   evaluation: Evaluation
+  curriculum: curriculum.Rule | None  # what chooses the prompts of RL
 
   @property
   def needs_old_scores(self) -> bool:
@@ -221,6 +223,9 @@ def _resolve(c: dict[str, Any]) -> Experiment:
     warmup_algorithm=imitation(),
     warmup_optimizer=optimizer.adamw(warmup_rate),
     evaluation=make_evaluation(c, task, sampling),
+    curriculum=make_curriculum(
+      c["data"], len(task.split("train")), sampling.group_size
+    ),
   )
 
 
@@ -292,6 +297,19 @@ def make_batching(c: Mapping[str, Any], sampling: Sampling) -> Batching:
     )
   slabs = logprobs.plans(g, t, c["slabs"], c["slab_lengths"])
   return Batching(step, update, micro, c["epochs"], slabs)
+
+
+def make_curriculum(
+  c: Mapping[str, Any], questions: int, group: int
+) -> curriculum.Rule | None:
+  """The rule of `data.curriculum`, which chooses the prompts of RL."""
+  if c["curriculum"] not in ("none", "pass_rate"):
+    raise UserError(
+      f"data.curriculum {c['curriculum']!r} must be none or pass_rate"
+    )
+  if c["curriculum"] == "none":
+    return None
+  return curriculum.Rule(questions, group, c["rest_below"], c["half_life"])
 
 
 def make_evaluation(

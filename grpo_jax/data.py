@@ -56,10 +56,10 @@ class Stream:
     if ordinal < 0:
       raise ValueError(f"ordinal {ordinal} is negative")
     epoch, place = divmod(int(ordinal), len(self.examples))
-    return self.examples[self._order(epoch)[place]]
+    return self.examples[self.order(epoch)[place]]
 
   def batch(self, step: int, size: int) -> tuple[list[Example], np.ndarray]:
-    """The draws of one step.
+    """The draws of one step, where no curriculum chooses them.
 
     Args:
       step: counts from 0.
@@ -77,7 +77,8 @@ class Stream:
     examples = [self.draw(i) for i in ordinals]
     return examples, np.array(list(ordinals), np.int32)
 
-  def _order(self, epoch: int) -> np.ndarray:
+  def order(self, epoch: int) -> np.ndarray:
+    """The permutation [N] of one epoch: places to indices of `examples`."""
     if epoch not in self._orders:
       # A batch spans few epochs; older ones can be had again.
       while len(self._orders) >= 2:

@@ -82,6 +82,7 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
     ),
     ("task", f"{e.task.name}: {splits}"),
     ("steps", phases),
+    *curriculum_rows(e),
     *describe.rows(e.algorithm, preset(e)),
     (
       "rollout batch",
@@ -107,11 +108,38 @@ def plan(e: Experiment, mesh: jax.sharding.Mesh) -> list[tuple[str, str]]:
   ]
 
 
+def curriculum_rows(e: Experiment) -> list[tuple[str, str]]:
+  """What the curriculum will do, in one row; none without one."""
+  rule = e.curriculum
+  if rule is None:
+    return []
+  draws = e.config["steps"] * e.batching.prompts_per_step
+  most = (rule.group - 1) / (rule.group + 1)
+  *first, last = (f"{x:.3g}" for x in rule.gaps(8))
+  return [
+    (
+      "curriculum",
+      f"pass_rate: a question rests while its next group of {rule.group} is"
+      f" mixed with a chance below {rule.rest_below:g} (never asked:"
+      f" {most:.2g}); one solved always or never is asked again after"
+      f" {', '.join(first[:3])}, at last every {last} epochs of"
+      f" {rule.questions:,} draws; evidence halves in {rule.half_life:g}. The"
+      f" run has {draws / rule.questions:.3g} epochs",
+    )
+  ]
+
+
 def print_plan(
   console: Console, e: Experiment, mesh: jax.sharding.Mesh
 ) -> None:
   """Prints the plan as a table."""
   console.table("This run", ("", ""), plan(e, mesh))
+  rule, draws = e.curriculum, e.config["steps"] * e.batching.prompts_per_step
+  if rule is not None and draws < 2 * rule.questions:
+    console.say(
+      f"note: {draws:,} draws of {rule.questions:,} questions: few are asked"
+      " twice, so the curriculum has little to go by"
+    )
   updates = e.batching.updates_per_step
   group = e.sampling.group_size
   warnings = validate.warnings(e.algorithm, updates=updates, group=group)

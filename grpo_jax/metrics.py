@@ -51,6 +51,12 @@ TABLE: Mapping[str, str] = {
   " useful",
   "group/surplus": "useful groups sampled beyond what a step trains on",
   "group/rounds": "rollout batches that dynamic sampling drew for the step",
+  "data/epoch": "prompts drawn since RL began over the training questions",
+  "data/rested_frac": "share of the training questions that the curriculum"
+  " rests after this step",
+  "data/pass_rate_mean": "mean over the questions asked so far of each one's"
+  " own pass rate, older visits weighing less; unlike success it is not of the"
+  " questions that the curriculum chose",
   "entropy": "of the sampled distribution per token, in nats; like all token"
   " means over the groups the update computed: without a KL term,"
   " micro-batches leave out those without a signal",

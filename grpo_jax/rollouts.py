@@ -2,7 +2,7 @@
 
 With dynamic sampling, batches are drawn until enough groups are useful; a
 step's position in the data is then not a function of the step, so the run keeps
-it.
+it, and with it what a curriculum has learned of the questions.
 """
 
 import bisect
@@ -18,6 +18,7 @@ import numpy as np
 
 from grpo_jax import data, metrics
 from grpo_jax.build import Built
+from grpo_jax.curriculum import Curriculum
 from grpo_jax.errors import UserError
 from grpo_jax.rewards.runner import RewardBatch
 from grpo_jax.tasks.base import Completion, Example
@@ -31,10 +32,12 @@ class Position:
   Attributes:
     step: the run's, counting from 1; names the step's outcomes.
     batches: batches of prompts drawn before it.
+    curriculum: chooses the prompts; None: the stream's order does.
   """
 
   step: int
   batches: int
+  curriculum: Curriculum | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,7 @@ class Sampled:
       None where the algorithm asks for none.
     metrics: of everything sampled, also of what was dropped.
     batches: batches of prompts drawn.
+    curriculum: `Position.curriculum`, after all that was sampled.
   """
 
   rollout: Rollout
@@ -72,6 +76,7 @@ class Sampled:
   baseline: np.ndarray | None
   metrics: dict[str, float]
   batches: int = 1
+  curriculum: Curriculum | None = None
 
 
 class Clock:
@@ -134,7 +139,13 @@ def sample_and_reward(
   """The first half of a step: completions and what the task says of them."""
   e, guard = built.experiment, built.programs.guard
   b = e.batching.prompts_per_step
-  examples, ordinals = stream.batch(at.batches, b)
+  curriculum, now = at.curriculum, at.batches * b
+  if curriculum is None:
+    examples, ordinals = stream.batch(at.batches, b)
+  else:
+    chosen, curriculum = curriculum.draw(stream.order, now, b)
+    examples = [stream.examples[i] for i in chosen]
+    ordinals = np.array(range(now, now + b), np.int32)
   prompts = built.prompts(examples, ordinals)
   weights = policy(state.params)
   if e.algorithm.offline:
@@ -155,9 +166,18 @@ def sample_and_reward(
   if greedy is not None:
     found = score(greedy.completions, "baseline")
     baseline = np.where(found.scored, found.total, np.nan)[:, 0]
+  if curriculum is not None:
+    curriculum = curriculum.observe(
+      chosen, rewards.success, rewards.scored, now
+    )
   clock.lap("time/reward")
   return Sampled(
-    rollout, host, rewards, baseline, measured(built, host, rewards)
+    rollout,
+    host,
+    rewards,
+    baseline,
+    measured(built, host, rewards),
+    curriculum=curriculum,
   )
 
 
@@ -212,7 +232,7 @@ def gather(
   accepted, seen = int(good.sum()), [kept]
   kept = choose(built, kept, kept, np.argsort(~good, kind="stable"))
   while accepted < b and rounds < resample.rounds:
-    there = Position(at.step, at.batches + rounds)
+    there = Position(at.step, at.batches + rounds, seen[-1].curriculum)
     more = sample_and_reward(built, state, stream, there, clock)
     found = np.flatnonzero(useful(more.rewards))
     index = np.arange(b)
@@ -229,7 +249,9 @@ def gather(
     "group/surplus": float(max(accepted - b, 0)),
     "group/rounds": float(rounds),
   }
-  return dataclasses.replace(kept, metrics=together, batches=rounds)
+  return dataclasses.replace(
+    kept, metrics=together, batches=rounds, curriculum=seen[-1].curriculum
+  )
 
 
 def choose(

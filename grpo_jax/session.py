@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import __version__, config
+from grpo_jax import __version__, config, curriculum
 from grpo_jax.build import Built
 from grpo_jax.checkpoint import DIRECTORY, Checkpoints, Damaged
 from grpo_jax.console import Console
@@ -29,6 +29,7 @@ from grpo_jax.stored import (
   FROZEN,
   REFERENCE,
   load_parameters,
+  restore_curriculum,
   restore_state,
   root_key,
   stored_items,
@@ -58,6 +59,7 @@ class Session:
     phase: whose optimizer `state` holds, 'warmup' or 'rl'.
     step: finished steps, the host's copy of `state.step`.
     scored: the last evaluation, its step and what ranks its checkpoint.
+    curriculum: what chooses the prompts, as of the last finished step.
   """
 
   built: Built
@@ -70,6 +72,7 @@ class Session:
   step: int
   totals: Totals
   lineage: dict[str, Any] | None  # where the first parameters came from
+  curriculum: curriculum.Curriculum | None
   scored: tuple[int, float] | None
   resources: contextlib.ExitStack  # the open files, the workdir's lock
   reward_error_shown: bool = False
@@ -100,6 +103,8 @@ class Session:
       "controllers": {k: float(v) for k, v in self.state.controllers.items()},
     }
     items = stored_items(self.state, e)
+    if self.curriculum is not None:
+      items["curriculum"] = self.curriculum.arrays()
     self.checkpoints.save(
       self.step,
       items,
@@ -225,6 +230,7 @@ def _begin(built: Built) -> dict[str, Any]:
     "step": 0,
     "totals": Totals(),
     "lineage": lineage,
+    "curriculum": e.curriculum and curriculum.begin(e.curriculum),
   }
 
 
@@ -249,6 +255,9 @@ def _restore(built: Built, checkpoints: Checkpoints) -> dict[str, Any] | None:
     shapes = built.shapes[phase_of(step, e.warmup_steps)]
     try:
       state = restore_state(built, checkpoints, step, shapes, host)
+      chooser = e.curriculum and restore_curriculum(
+        built, checkpoints, step, e.curriculum
+      )
     except Damaged:
       unreadable.append(step)
       continue
@@ -258,6 +267,7 @@ def _restore(built: Built, checkpoints: Checkpoints) -> dict[str, Any] | None:
       "step": step,
       "totals": Totals(**host["totals"]),
       "lineage": host["lineage"],
+      "curriculum": chooser,
     }
   if unreadable:  # starting anew would throw away what may be saved yet
     raise UserError(

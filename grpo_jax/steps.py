@@ -15,6 +15,7 @@ import numpy as np
 
 from grpo_jax import data, metrics, preflight, probe, rollouts
 from grpo_jax.build import Built
+from grpo_jax.curriculum import Curriculum
 from grpo_jax.logprobs import Slabs, cover
 from grpo_jax.rewards.runner import RewardBatch
 from grpo_jax.rollouts import Clock, HostRollout, Position
@@ -31,6 +32,7 @@ class StepResult:
   batch: Any  # of the last update, to inspect one that failed
   groups: list[dict] | None = None
   batches: int = 0  # of prompts that were drawn from the stream
+  curriculum: Curriculum | None = None  # after them
   samples: int = 0  # completions sampled
   first_error: str = ""
   verdict: probe.Verdict | None = None
@@ -122,9 +124,14 @@ def reinforce_step(
   clock.lap("time/update")
   seconds = {**clock.seconds, "time/step": sum(clock.seconds.values())}
   tokens = sampled.metrics["tokens/sampled"]
+  learned = {}
+  if sampled.curriculum is not None:
+    drawn = (at.batches + sampled.batches) * len(host.examples)
+    learned = sampled.curriculum.metrics(drawn)
   out = {
     "phase": "rl",
     **sampled.metrics,
+    **learned,
     **average(values),
     "tokens/computed_frac": computed / real_tokens(host, e.batching.epochs),
     **seconds,
@@ -136,6 +143,7 @@ def reinforce_step(
     parts[odd[0] if odd else -1],
     groups=rollouts.stored_groups(sampled, np.asarray(batch.advantages)),
     batches=sampled.batches,
+    curriculum=sampled.curriculum,
     samples=sampled.batches * host.lengths.size,
     first_error=rewards.first_error,
     verdict=probe.verdict(rewards),

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from grpo_jax import config, model_config, sharding
+from grpo_jax import config, curriculum, model_config, sharding
 from grpo_jax.build import Built
 from grpo_jax.checkpoint import Checkpoints, open_run, parse_run
 from grpo_jax.config import Experiment
@@ -74,6 +74,23 @@ def restore_state(
     step=built.put_scalar(step),
     key=root_key(built),
   )
+
+
+def restore_curriculum(
+  built: Built, checkpoints: Checkpoints, step: int, rule: curriculum.Rule
+) -> curriculum.Curriculum:
+  """The curriculum that a checkpoint holds.
+
+  Raises:
+    UserError: it is one of another number of questions.
+  """
+  where = built.replicated()
+  target = {
+    name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+    for name, x in curriculum.begin(rule).arrays().items()
+  }
+  found = checkpoints.restore(step, {"curriculum": target})["curriculum"]
+  return curriculum.restored(rule, jax.device_get(found))
 
 
 def root_key(built: Built) -> Array:

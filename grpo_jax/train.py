@@ -133,7 +133,7 @@ def train(s: Session, probe_prompts: int = 0) -> int:
     if s.phase == "warmup":
       result = steps.imitate_step(built, s.state, warmup_stream, s.step)
     else:
-      at = Position(s.step + 1, s.totals.batches)
+      at = Position(s.step + 1, s.totals.batches, s.curriculum)
       result = steps.reinforce_step(
         built, s.state, stream, at, first=s.step == warmup
       )
@@ -151,6 +151,7 @@ def record(s: Session, result: steps.StepResult) -> None:
     t.tokens += int(m["tokens/sampled"])
     t.samples += result.samples
     t.batches += result.batches
+    s.curriculum = result.curriculum
     t.without_mixed = 0 if m["group/frac_mixed"] else t.without_mixed + 1
     m["tokens/total"], m["samples/total"] = t.tokens, t.samples
   nonfinite = round(m["update/nonfinite"] * updates)

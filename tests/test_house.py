@@ -58,6 +58,7 @@ ROWS = {"algorithm", "algorithms", "variants", "baselines"}
 CORE = {
   "types": set(),
   "errors": set(),
+  "curriculum": {"errors"},
   "advantages": {"types"},
   "losses": {"types"},
   "token_weights": set(),
@@ -179,7 +180,7 @@ HOST = sorted(
   name
   for name in TREES
   if name.startswith(("grpo_jax.tasks", "grpo_jax.rewards"))
-  or name in ("grpo_jax.tokenizer", "grpo_jax.data")
+  or name in ("grpo_jax.tokenizer", "grpo_jax.data", "grpo_jax.curriculum")
   or name in ("grpo_jax.estimates", "grpo_jax.results")
 )
 DEVICE = {"jax", "jaxlib", "flax", "optax", "orbax", "chex"}
