@@ -78,11 +78,10 @@ class Rule:
       successes: any shape, 0 or more, fractions allowed.
       attempts: the same shape, not below `successes`.
     """
-    s, n = np.float64(successes), np.float64(attempts)
-    right, wrong = np.ones_like(s), np.ones_like(s)
-    for i in range(self.group):
-      right = right * (s + 1 + i) / (n + 2 + i)
-      wrong = wrong * (n - s + 1 + i) / (n + 2 + i)
+    s, n = (np.float64(x)[..., None] for x in (successes, attempts))
+    i = np.arange(self.group)
+    right = np.prod((s + 1 + i) / (n + 2 + i), axis=-1)
+    wrong = np.prod((n - s + 1 + i) / (n + 2 + i), axis=-1)
     return 1 - right - wrong
 
   def rest(self, successes: np.ndarray, attempts: np.ndarray) -> np.ndarray:
@@ -95,18 +94,18 @@ class Rule:
     Returns:
       [K] int64, at most 64 half-lives.
     """
-    s, n = np.float64(successes), np.float64(attempts)
-    low = np.zeros(s.shape, np.int64)
-    asleep = self.mixed_chance(s, n) < self.rest_below
-    most = int(np.ceil(64 * self.half_life * self.questions))
-    high = np.where(asleep, most, 0)
+    out = np.zeros(len(attempts), np.int64)
+    asleep = self.mixed_chance(successes, attempts) < self.rest_below
+    s, n = (np.float64(x)[asleep] for x in (successes, attempts))
+    low = np.zeros(len(n), np.int64)
+    high = low + int(np.ceil(64 * self.half_life * self.questions))
     while (high - low > 1).any():  # m is below at `low`, not below at `high`
       middle = (low + high) // 2
       kept = self.kept(middle)
       below = self.mixed_chance(s * kept, n * kept) < self.rest_below
-      low = np.where(asleep & below, middle, low)
-      high = np.where(asleep & ~below, middle, high)
-    return high
+      low, high = np.where(below, middle, low), np.where(below, high, middle)
+    out[asleep] = high
+    return out
 
   def kept(self, draws: np.ndarray) -> np.ndarray:
     """The share of evidence that is left after so many draws."""

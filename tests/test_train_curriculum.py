@@ -1,5 +1,7 @@
 """A curriculum in a whole run: killed and resumed, it draws the same."""
 
+import itertools
+
 import numpy as np
 import pytest
 import train_runs
@@ -62,7 +64,7 @@ def test_it_rests_questions_and_counts_all_that_was_sampled(uninterrupted):
     for step in range(5, 13)
   ]
   assert all(len(x) == 4 for x in ordinals)
-  assert all(max(a) < min(b) for a, b in zip(ordinals, ordinals[1:]))
+  assert all(max(a) < min(b) for a, b in itertools.pairwise(ordinals))
 
 
 def test_another_curriculum_does_not_go_on_with_the_run(uninterrupted):
