@@ -159,6 +159,17 @@ def test_a_batch_is_full_and_asks_the_awake_first(n, size, now, wake, place):
   np.testing.assert_array_equal(c.wake, wake[:n])  # a draw changes nothing
 
 
+def test_a_pass_asks_each_of_the_awake_once():
+  wake = np.where(np.arange(60) % 3, 0, 10_000).astype(np.int32)
+  c, asked = put(curriculum.begin(rule(60)), wake=wake), []
+  for step in range(20):  # two passes over the 40 awake
+    chosen, c = c.draw(stream(60).order, 4 * step, 4)
+    asked += chosen.tolist()
+  want = np.flatnonzero(wake == 0).tolist()
+  assert sorted(asked[:40]) == want == sorted(asked[40:])
+  assert asked[:40] != asked[40:]
+
+
 def test_everything_at_rest_goes_on():
   p = Population([1.0] * 10 + [0.0] * 10, batch=6)
   asked = p.run(60)
