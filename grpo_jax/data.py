@@ -58,13 +58,16 @@ class Stream:
     epoch, place = divmod(int(ordinal), len(self.examples))
     return self.examples[self.order(epoch)[place]]
 
-  def batch(self, step: int, size: int) -> tuple[list[Example], np.ndarray]:
-    """The draws of one step, where no curriculum chooses them.
+  def batch(
+    self, step: int, size: int, chosen: Sequence[int] | None = None
+  ) -> tuple[list[Example], np.ndarray]:
+    """The draws of one step.
 
     Args:
       step: counts from 0.
       size: draws per step, the same in every step of a run: another size
         reads the same order, cut differently.
+      chosen: `size` indices of `examples` from a curriculum; None: the order's.
 
     Returns:
       `size` examples and their ordinals [size] int32,
@@ -74,7 +77,10 @@ class Stream:
       OverflowError: an ordinal is past int32.
     """
     ordinals = range(step * size, (step + 1) * size)
-    examples = [self.draw(i) for i in ordinals]
+    if chosen is None:
+      examples = [self.draw(i) for i in ordinals]
+    else:
+      examples = [self.examples[i] for i in chosen]
     return examples, np.array(list(ordinals), np.int32)
 
   def order(self, epoch: int) -> np.ndarray:

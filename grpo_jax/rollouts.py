@@ -139,13 +139,10 @@ def sample_and_reward(
   """The first half of a step: completions and what the task says of them."""
   e, guard = built.experiment, built.programs.guard
   b = e.batching.prompts_per_step
-  curriculum, now = at.curriculum, at.batches * b
-  if curriculum is None:
-    examples, ordinals = stream.batch(at.batches, b)
-  else:
+  curriculum, now, chosen = at.curriculum, at.batches * b, None
+  if curriculum is not None:
     chosen, curriculum = curriculum.draw(stream.order, now, b)
-    examples = [stream.examples[i] for i in chosen]
-    ordinals = np.array(range(now, now + b), np.int32)
+  examples, ordinals = stream.batch(at.batches, b, chosen)
   prompts = built.prompts(examples, ordinals)
   weights = policy(state.params)
   if e.algorithm.offline:

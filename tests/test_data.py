@@ -140,3 +140,10 @@ def test_demonstrations_refuse():
     data.encode_demonstrations(task, rows, [0], TOK, 0, 5)
   with pytest.raises(UserError, match="no demonstrations"):
     data.encode_demonstrations(_task(["a"]), rows, [0], TOK, 0, 9)
+
+
+def test_chosen_questions_are_numbered_like_any_others():
+  stream = data.Stream(_examples(7), 0, "rl")
+  rows, ordinals = stream.batch(2, 3, np.array([6, 1, 6]))
+  assert [e.answer for e in rows] == ["6", "1", "6"]
+  assert ordinals.tolist() == stream.batch(2, 3)[1].tolist()
