@@ -78,7 +78,7 @@ def get_config() -> config_dict.ConfigDict:
   c.data.curriculum = "none"  # pass_rate: questions solved always or never rest
   c.data.rest_below = 0.5  # a question rests while its next group is less
   # likely than this to be mixed, judged by its own past; 0: none rests
-  c.data.half_life = 4.0  # epochs in which that past is forgotten by half
+  c.data.half_life = 8.0  # epochs in which that past is forgotten by half
 
   c.model = config_dict.ConfigDict()
   c.model.path = ""  # a directory, a GGUF file or a hub id[@revision] to start

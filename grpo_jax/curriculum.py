@@ -1,20 +1,25 @@
 """A curriculum by measured pass rate: which questions rest. No JAX, no files.
 
 A group whose rows all succeed, or all fail, has no advantage and trains
-nothing. Each training question therefore keeps a count of its own: S
-successes in N attempts, both halved every `half_life` epochs, so that what is
-believed of a policy that is gone is forgotten. With a uniform prior, the
-chance that the next G completions of the question are mixed is
+nothing. Each training question therefore keeps counts of its own, S successes
+in N attempts. A group with s successes in n scored rows, d epochs after the
+question's last one, gives
+
+    S ← S / 2 · 2^(-d / half_life) + s        N ← N / 2 · 2^(-d / half_life) + n
+
+Each group weighs twice the one before, since the policy has moved in between,
+and what is believed of a policy that is gone is forgotten. With a uniform prior
+the chance that the question's next G completions are mixed is
 
     m(S, N) = 1 - E[p^G] - E[(1 - p)^G],    p ~ Beta(S + 1, N - S + 1)
     E[p^G] = Π_{i<G} (S + 1 + i) / (N + 2 + i)
 
     never asked                  m = (G - 1) / (G + 1)
-    N of N right, or none right  m ≈ G / (N + G + 1): after k groups ≈ 1/(k + 1)
+    N of N right, or none right  m ≈ G / (N + G + 1): a half after one group
 
 A question rests while m is below `rest_below`. Forgetting alone ends a rest:
-it shrinks S and N until m is above again, so nothing rests for ever, and the
-longer a question has been the same, the longer it rests, up to a bound. A
+with d, S and N shrink until m is above again, so nothing rests for ever. A
+second group that says the same rests a question longer than the first. A
 question whose last group was mixed does not rest.
 
 An epoch is here as many draws as there are questions. Rest is counted in
@@ -46,7 +51,7 @@ class Rule:
     questions: in the training split; draws of an epoch.
     group: G, completions per question.
     rest_below: least chance of a mixed group at which a question is asked.
-    half_life: epochs in which evidence halves.
+    half_life: epochs in which evidence halves, apart from that by a visit.
 
   Raises:
     UserError: numbers under which a question could rest for ever.
@@ -108,7 +113,7 @@ class Rule:
     return out
 
   def kept(self, draws: np.ndarray) -> np.ndarray:
-    """The share of evidence that is left after so many draws."""
+    """The share of evidence that is left after draws without a visit."""
     return np.exp2(-np.float64(draws) / (self.half_life * self.questions))
 
   def gaps(self, visits: int) -> list[float]:
@@ -118,7 +123,7 @@ class Rule:
     """
     n, out = 0.0, []
     for _ in range(visits):
-      n += self.group
+      n = n / 2 + self.group
       draws = self.rest(np.array([n]), np.array([n]))
       draws = np.maximum(draws, self.questions)
       n *= float(self.kept(draws)[0])
@@ -219,7 +224,7 @@ class Curriculum:
     seen = scored.ravel()
     np.minimum.at(low, rows[seen], success.ravel()[seen])
     np.maximum.at(high, rows[seen], success.ravel()[seen])
-    kept = self.rule.kept(now - self.seen[which])
+    kept = self.rule.kept(now - self.seen[which]) / 2
     s = self.successes[which] * kept + np.bincount(rows, value.ravel())
     n = self.attempts[which] * kept + np.bincount(rows, seen)
     # What a resumed run reads is float32: so is what is decided on.

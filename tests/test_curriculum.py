@@ -16,7 +16,7 @@ G = 8
 FEW = settings(max_examples=40, deadline=None, derandomize=True)
 
 
-def rule(questions, rest_below=0.5, half_life=4.0, group=G):
+def rule(questions, rest_below=0.5, half_life=8.0, group=G):
   return curriculum.Rule(questions, group, rest_below, half_life)
 
 
@@ -79,12 +79,12 @@ def test_a_beta_binomial_has_a_mixed_group_as_often():
   np.testing.assert_allclose(never, 3 / 5)
 
 
-def test_evidence_halves_with_the_half_life():
+def test_evidence_halves_with_the_half_life_and_with_each_visit():
   c = curriculum.begin(rule(10, half_life=3.0))
   ones, scored = np.ones((1, G)), np.ones((1, G), bool)
   c = c.observe([4], ones, scored, 0)
   c = c.observe([4], 0 * ones, scored, 30)
-  assert (c.successes[4], c.attempts[4]) == (G / 2, G / 2 + G)
+  assert (c.successes[4], c.attempts[4]) == (G / 4, G / 4 + G)
   assert c.attempts.sum() == c.attempts[4] and c.seen[4] == 30
 
 
@@ -242,8 +242,8 @@ def test_the_always_solved_come_back_at_the_stated_rate():
   # It is asked at the first pass after it wakes, and a pass over the awake is
   # shorter than an epoch.
   assert 40 / (gap + 1) < visits.mean() < 40 / gap + 1
-  # The same by hand: evidence falls to G - 1 of G - 1, and gains G.
-  steady = 4 * math.log2((G - 1 + G) / (G - 1))
+  # The same by hand: evidence falls to G - 1 of G - 1, halves, and gains G.
+  steady = 8 * math.log2(((G - 1) / 2 + G) / (G - 1))
   np.testing.assert_allclose(gap, steady, rtol=2e-3)
 
 
@@ -321,7 +321,7 @@ def test_refusals():
     rule(9, rest_below=-0.1)
   with pytest.raises(UserError, match="half_life 0 must be above 0"):
     rule(9, half_life=0)
-  c = {"curriculum": "passrate", "rest_below": 0.5, "half_life": 4.0}
+  c = {"curriculum": "passrate", "rest_below": 0.5, "half_life": 8.0}
   with pytest.raises(UserError, match="'passrate' must be none or pass_rate"):
     config.make_curriculum(c, 9, G)
   assert config.make_curriculum({**c, "curriculum": "none"}, 9, 1) is None
