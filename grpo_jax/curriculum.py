@@ -27,8 +27,8 @@ draws, not in passes over what is awake, so that checks of resting questions
 take the same share of the draws however few others are left.
 
 What the field does: Kimi k1.5 (2501.12599) draws a problem in proportion to
-1 - its success rate; DAPO (2503.14476, eq. 11) samples groups that are not
-mixed and drops them; SPO (2509.13232) keeps a Beta tracker with forgetting for
+1 - its success rate; DAPO (2503.14476) samples until enough groups are mixed
+and drops the others; SPO (2509.13232) keeps a Beta tracker with forgetting for
 each prompt. Here too all is measured in the run: no difficulty is given, and
 nothing is inferred from one question about another.
 """
