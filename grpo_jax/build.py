@@ -276,7 +276,7 @@ def build(e: Experiment, programs: Programs) -> Built:
         "gradients",
         traced.accumulate(e, plan),
         shapes=f"{micro} {_words(plan)}",
-        donate=(3,),
+        donate=(4,),
         out=shardings,
       )
       for plan in b.slabs
