@@ -20,6 +20,7 @@ def get_config() -> config_dict.ConfigDict:
     ""  # cpu, gpu or tpu is asserted at start; '' takes what is there
   )
   c.compile_cache = "~/.cache/grpo_jax"  # compiled programs on disk; '' none
+  c.profile = ""  # steps to write a trace of, such as 10-12
   c.tokenizer = ""  # byte; '' is the model's own, or byte from scratch
 
   c.mesh = config_dict.ConfigDict()

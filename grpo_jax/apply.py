@@ -12,6 +12,7 @@ from grpo_jax.optimizer import Optimizer
 from grpo_jax.types import Array, Params, TrainState, policy
 
 
+@jax.named_scope("apply")
 def apply(
   state: TrainState,
   total: tuple[Params, Metrics],

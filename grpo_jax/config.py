@@ -19,6 +19,7 @@ from grpo_jax import (
   model_config,
   named,
   optimizer,
+  profile,
   ranges,
   validate,
 )
@@ -43,6 +44,7 @@ FREE = (
   "mesh",
   "checkpoint",
   "log",
+  "profile",
   "reward.workers",
 )
 
@@ -173,6 +175,7 @@ def resolve_plain(config: dict[str, Any]) -> Experiment:
 
 def _resolve(c: dict[str, Any]) -> Experiment:
   ranges.check_numbers(flatten(c))
+  profile.window(c["profile"])
   warmup_steps = 0 if c["init_from"] else c["warmup"]["steps"]
   task = named.make("task", TASKS, c["task"])
   path = c["model"]["path"]

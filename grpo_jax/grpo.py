@@ -44,6 +44,7 @@ sample = sampling.sample
 
 
 # 2.
+@jax.named_scope("score")
 def score(
   params: Params, rollout: Rollout, *, model: Model, slabs: Slabs | None = None
 ) -> Scores:
@@ -63,6 +64,7 @@ def score(
 
 
 # 3.
+@jax.named_scope("advantage")
 def advantage(
   rewards: Rewards,
   rollout: Rollout,
@@ -112,6 +114,7 @@ def minibatch(
 
 
 # 4.
+@jax.named_scope("update")
 def update(
   state: TrainState,
   batch: Batch,

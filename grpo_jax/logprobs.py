@@ -50,6 +50,7 @@ def gather_support(logits: Array, support: Array) -> Array:
   return jnp.where(support >= 0, kept, MASKED)
 
 
+@jax.named_scope("token_logprobs")
 def token_logprobs(
   params: Params,
   hidden: Array,

@@ -70,6 +70,7 @@ def row_keys(key: Array, ordinals: Array, group: int) -> Array:
   )
 
 
+@jax.named_scope("sample")
 def sample(
   params: Params,
   prompts: Prompts,
@@ -98,7 +99,8 @@ def sample(
   # The sampler's copy: cast, gathered and unstacked once per rollout.
   net = decoder(model)
   params = net.prepare(params, model)
-  kept, _ = net.prefill(params, prompts, model=model)
+  with jax.named_scope("prefill"):
+    kept, _ = net.prefill(params, prompts, model=model)
   params = net.unstack(params, model)
   limits = jnp.full((b, g), t, jnp.int32)
   if budgets is not None:
@@ -142,6 +144,7 @@ def _shrunk(state: _Loop, rows: _Rows, place: Array) -> tuple[_Loop, _Rows]:
   return part.replace(t=state.t), _Rows(kept, lengths, keys, limits)
 
 
+@jax.named_scope("decode")
 def _step(
   s: _Loop, rows: _Rows, *, params: Params, model: Model, sampling: Sampling
 ) -> _Loop:

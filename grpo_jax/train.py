@@ -29,6 +29,7 @@ from grpo_jax import (
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.console import Console, interval
 from grpo_jax.errors import OutOfMemory, UserError
+from grpo_jax.profile import Tracer
 from grpo_jax.records import read_metrics
 from grpo_jax.rollouts import Clock, Position
 from grpo_jax.session import Session
@@ -118,6 +119,8 @@ def train(s: Session, probe_prompts: int = 0) -> int:
     built.runner.check(guard.check)
     ahead.compile_all(built, s.phase)
   s.console.start(e.total_steps, s.step)
+  tracer = Tracer(e.config["profile"], s.workdir)
+  s.resources.callback(tracer.close)
   while True:
     guard.check()
     if probe_prompts and s.step >= warmup:
@@ -130,6 +133,7 @@ def train(s: Session, probe_prompts: int = 0) -> int:
       s.begin_rl()
     if s.step == e.total_steps:
       return finish(s, "finished")
+    tracer.before(s.step + 1)
     if s.phase == "warmup":
       result = steps.imitate_step(built, s.state, warmup_stream, s.step)
     else:
@@ -139,6 +143,8 @@ def train(s: Session, probe_prompts: int = 0) -> int:
       )
     record(s, result)
     watch(s, result)
+    if where := tracer.after(s.step):
+      s.console.say(f"trace of steps {e.config['profile']} in {where}")
 
 
 def record(s: Session, result: steps.StepResult) -> None:

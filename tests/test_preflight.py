@@ -115,9 +115,7 @@ def test_a_stop_token_that_is_not_trained_on(run):
 
 def test_a_reference_that_does_not_act(run):
   built, state, _sampled, batch, plan, _ = run
-  deaf = dataclasses.replace(
-    built, accumulate={plan: lambda *args: args[-1]}
-  )
+  deaf = dataclasses.replace(built, accumulate={plan: lambda *args: args[-1]})
   with pytest.raises(UserError, match="does not move with the reference"):
     preflight.check_reference(deaf, state, batch)
 

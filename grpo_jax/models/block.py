@@ -74,6 +74,7 @@ def _head(w: Params, name: str, y: Array, model: Model) -> Array:
   return flat.reshape(x.shape)
 
 
+@jax.named_scope("queries_keys_values")
 def _qkv(
   w: Params, model: Model, x: Array, turn: Rotation
 ) -> tuple[Array, Array, Array]:
@@ -102,6 +103,7 @@ def _finish(
   return shard(x, "prompts", None, None, None), aux
 
 
+@jax.named_scope("feed_forward")
 def _gated(w: Params, x: Array, model: Model) -> Array:
   """down(act(gate(x)) * up(x)): [..., D] -> [..., D]; SwiGLU with silu."""
   act = ACTIVATIONS[model.arch.activation]

@@ -17,6 +17,7 @@ from grpo_jax.sharding import RULES
 from grpo_jax.types import Array, Params
 
 
+@jax.named_scope("experts")
 def routed(
   w: Params, x: Array, real: Array | None, model: Model
 ) -> tuple[Array, Aux]:

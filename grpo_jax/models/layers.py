@@ -35,6 +35,7 @@ def capped(x: Array, cap: float) -> Array:
   return cap * jnp.tanh(x / cap) if cap else x
 
 
+@jax.named_scope("attention")
 def attention(
   q: Array,
   prompt_kv: tuple[Array, Array] | None,
