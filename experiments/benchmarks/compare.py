@@ -1,6 +1,6 @@
 """Runs other trainers and this one in turn on the same work; prints ratios.
 
-    python -m experiments.benchmarks.compare --peers=DIR --workload=W1 --dtype=f32
+    python -m experiments.benchmarks.compare --peers=DIR --workload=W1,W3
 
 DIR holds `run_trl.sh` and `run_tunix.sh`, which print one JSON line each. A
 ratio is the peer's seconds over ours, each side's best step. One line a side,
@@ -65,9 +65,9 @@ def main(_: Any) -> int:
   f = flags.FLAGS
   if not f.peers or not pathlib.Path(f.peers).is_dir():
     raise UserError("--peers=DIR must hold run_trl.sh and run_tunix.sh")
-  unknown = set(f.workload) - workloads.WORKLOADS.keys()
-  unknown |= set(f.only) - PEERS.keys()
-  if unknown:
+  for name in f.workload:
+    workloads.named(name)
+  if unknown := set(f.only) - PEERS.keys():
     raise UserError(f"unknown: {', '.join(sorted(unknown))}")
   where = pathlib.Path(f.peers)
   priority = where / "prio.sh"

@@ -23,7 +23,17 @@ from absl import flags
 
 import grpo_jax
 from experiments.benchmarks import workloads
-from grpo_jax import ahead, build, cli, config, data, sharding, steps, traced
+from grpo_jax import (
+  ahead,
+  build,
+  cli,
+  compaction,
+  config,
+  data,
+  sharding,
+  steps,
+  traced,
+)
 from grpo_jax.build import Built
 from grpo_jax.compile import Programs, use_cache
 from grpo_jax.preemption import Guard
@@ -35,14 +45,14 @@ DTYPES = {"f32": "float32", "bf16": "bfloat16"}
 
 def define_flags() -> None:
   """The command's flags."""
-  flags.DEFINE_enum("workload", "W1", list(workloads.WORKLOADS), "which")
+  flags.DEFINE_string("workload", "W1", "W1 to W5, or tiny:BxGxPxT")
   flags.DEFINE_enum("dtype", "f32", list(DTYPES), "of matrix products")
   flags.DEFINE_integer("steps", 3, "measured", lower_bound=1)
   flags.DEFINE_integer("warm", 1, "steps before those", lower_bound=1)
   flags.DEFINE_integer("threads", 2, "CPU cores to use", lower_bound=1)
 
 
-def forced(e: config.Experiment, workload: workloads.Workload) -> Any:
+def forced(e: config.Experiment) -> config.Experiment:
   """The experiment with every completion run to its own length."""
   sampling = dataclasses.replace(e.sampling, ignore_stop=True)
   return dataclasses.replace(e, sampling=sampling)
@@ -53,7 +63,7 @@ def bound(e: config.Experiment, name: str, guard: Guard) -> Built:
   mesh = sharding.make_mesh(1, 1, 1)
   say = lambda text: print(text, file=sys.stderr, flush=True)
   built = build.build(e, Programs(mesh, guard, say))
-  workload = workloads.WORKLOADS[name]
+  workload = workloads.named(name)
   if not workload.mean:
     return built
   sample = traced.sample(e, e.sampling, "sample", workload.lengths())
@@ -63,11 +73,10 @@ def bound(e: config.Experiment, name: str, guard: Guard) -> Built:
 
 def run(name: str, dtype: str, warm: int, measured: int) -> dict[str, Any]:
   """Runs warm-up steps and measured ones; the record that is printed."""
-  workload = workloads.WORKLOADS[name]
   c = workloads.get_config(name, DTYPES[dtype])
   c.steps = warm + measured
   use_cache(c.compile_cache)
-  e = forced(config.resolve(c), workload)
+  e = forced(config.resolve(c))
   rows = []
   with Guard() as guard:
     built = bound(e, name, guard)
@@ -101,7 +110,7 @@ def record(
   name: str, dtype: str, rows: list[dict], warm: int, compiled: int
 ) -> dict[str, Any]:
   """The fields that other trainers' scripts print, and what they computed."""
-  w = workloads.WORKLOADS[name]
+  w = workloads.named(name)
   kept = rows[warm:]
   best = min(kept, key=lambda row: row["step"])
   parts = {
@@ -109,7 +118,9 @@ def record(
     "score_s": best["time/score"],
     "update_s": best["time/update"],
   }
-  tokens = int(w.lengths().sum())
+  lengths, compact = w.lengths(), workloads.get_config(name).sampling.compact
+  tokens = int(lengths.sum())
+  decoded = compaction.computed(lengths, compact)
   return {
     "peer": "grpo_jax",
     "version": grpo_jax.__version__,
@@ -130,6 +141,7 @@ def record(
     "gen_tok_s": tokens / best["time/sample"],
     "step_tok_s": tokens / best["step"],
     "computed_frac_update": best["tokens/computed_frac"],
+    "computed_frac_decode": decoded / tokens,
     "compiled_after_start": compiled,
     "rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
   }

@@ -12,10 +12,12 @@ import json
 import os
 import pathlib
 import random
+import re
 
 import numpy as np
 
 from experiments import base, smollm2
+from grpo_jax.errors import UserError
 from grpo_jax.hf_tokenizer import HFTokenizer
 from grpo_jax.tasks.base import (
   Example,
@@ -74,9 +76,26 @@ WORKLOADS = {
 }
 
 
+def named(name: str) -> Workload:
+  """A workload of the table, or tiny:BxGxPxT of any size.
+
+  Raises:
+    UserError: neither.
+  """
+  if name in WORKLOADS:
+    return WORKLOADS[name]
+  found = re.fullmatch(r"tiny:(\d+)x(\d+)x(\d+)x(\d+)", name)
+  if not found:
+    raise UserError(
+      f"unknown workload {name!r}; known are {', '.join(WORKLOADS)} and"
+      " tiny:BxGxPxT (prompts, group, prompt tokens, completion tokens)"
+    )
+  return Workload(*map(int, found.groups()), model="tiny")
+
+
 def prompts(name: str, tokenizer: HFTokenizer, count: int) -> list[str]:
   """Distinct texts of exactly as many tokens as a workload asks for."""
-  w = WORKLOADS[name]
+  w = named(name)
   rng, sizes = random.Random(0), np.random.default_rng(1)
   words = (
     [f"w{i}" for i in range(4, 500)] if w.model == "tiny" else WORDS.split()
@@ -95,7 +114,7 @@ def prompts(name: str, tokenizer: HFTokenizer, count: int) -> list[str]:
 
 def task(dataset: str) -> Task:
   """The prompts of a workload, with a reward that is cheap and not constant."""
-  w = WORKLOADS[dataset]
+  w = named(dataset)
   texts = prompts(dataset, HFTokenizer(model_path(w.model)), 16 * w.prompts)
   examples = [Example(question_id(x), x, "") for x in texts]
 
@@ -117,7 +136,7 @@ def task(dataset: str) -> Task:
 
 def get_config(name: str, dtype: str = "float32"):
   """A workload as an experiment: AdamW at 1e-6, clip 1, KL to a reference."""
-  w, c = WORKLOADS[name], base.get_config()
+  w, c = named(name), base.get_config()
   c.task.name = "experiments.benchmarks.workloads:task"
   c.task.dataset = name
   c.model.path = model_path(w.model)
@@ -126,7 +145,8 @@ def get_config(name: str, dtype: str = "float32"):
   c.batch.prompts_per_step = w.prompts
   c.batch.micro_batch_prompts = w.micro
   if w.mean:
-    c.batch.slabs, c.batch.slab_lengths = 4, 8
+    c.batch.slabs, c.batch.slab_lengths = 2, 8
+    c.sampling.compact = 5
   c.sampling.group_size, c.sampling.max_tokens = w.group, w.completion
   c.algorithm.name, c.algorithm.beta = "grpo", 0.04
   c.optimizer.learning_rate, c.optimizer.warmup_steps = 1e-6, 0
