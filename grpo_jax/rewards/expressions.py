@@ -37,7 +37,9 @@ _MATRICES = frozenset(("pmatrix", "bmatrix", "matrix", "vmatrix"))
 # What the reader reads as something else, or two readers would differently.
 _UNSAFE = re.compile(
   r"\d\s+\d"  # two numbers without a sign
-  r"|\d\s*_"  # a number's base, which it drops
+  r"|\d\s*(?:\^\s*(?:\w|\{[^{}]*\})\s*)?_"  # a number's base: it drops it
+  r"|\\(?:sin|cos|tan|cot|sec|csc|arc[a-z]+|exp)\s*_"  # and a function's
+  r"|(?<!matrix\})\^\s*(?:[TH]|\{\s*[TH]\s*\})"  # to it a transpose: 2^T is 2
   r"|\d[eE][-+]?\d"  # 1e3, to it 1*e*3
   r"|/\s*\d+\s*(?:[A-Za-z({]|\\(?!end|\\))"  # 2/3x
   r"|\\frac\s*\{\s*(?:d|\\partial)(?![A-Za-z}]*\})"  # a derivative
@@ -170,6 +172,7 @@ def _close(a: str, b: str) -> float:
 def _same_value(a: Any, b: Any, close: float) -> bool:
   import sympy
 
+  a, b = _explicit(a), _explicit(b)
   if isinstance(a, sympy.MatrixBase) or isinstance(b, sympy.MatrixBase):
     if getattr(a, "shape", None) != getattr(b, "shape", None):
       return False
@@ -185,6 +188,16 @@ def _same_value(a: Any, b: Any, close: float) -> bool:
   if len(pairs) > 1:
     return all(_near(x, y, close) for x, y in pairs)
   return _verified(a, b)
+
+
+def _explicit(expression: Any) -> Any:
+  """The matrix that a sum or product of matrices is; all else as it is."""
+  import sympy
+
+  if isinstance(expression, sympy.MatrixExpr):
+    with _undecided():
+      return expression.doit().as_explicit()
+  return expression
 
 
 def _rational(expression: Any) -> Any:

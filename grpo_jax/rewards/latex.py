@@ -43,6 +43,7 @@ _SPELLINGS = [
     (r"\\\$", r"\\dollar "),
     (r"^\s*([-+]?)\s*\$(?=[\d.]+[\d,.]*$)", r"\1\\dollar "),
     (r"\$", ""),
+    (r"\.{3,}|…", r"\\ldots "),
     (r"\\%|%|\\?\b(?:percent(?:age)?|pct)\b", "%"),
     (
       r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it)|mbox|operatorname)"
@@ -153,11 +154,13 @@ class Form:
       as '[)': an interval or a tuple, in its order.
     items: the text of an atom, else the parts.
     variable: what the answer is said to be the value of: x in `x = 5`.
+    joined: 'and' or 'or', where relations are: `x<1 or x>2`.
   """
 
   kind: str
   items: tuple
   variable: str = ""
+  joined: str = ""
 
   @property
   def ordered(self) -> bool:
@@ -168,11 +171,13 @@ class Form:
 _VARIABLE = r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\w|\{\w+\}))?(?:\([a-z]\))?"
 _ASSIGNED = re.compile(rf"({_VARIABLE})\s*(?:=|\\in(?![A-Za-z]))\s*(.+)")
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|ne|in)(?![A-Za-z])")
+_WORD = re.compile(r"(?<![\\A-Za-z])(and|or)(?![A-Za-z])")
 _AND = re.compile(r",?\s*(?<![\\A-Za-z])(?:and|or)(?![A-Za-z])\s*|;")
 _SPACED_COMMA = re.compile(r",\s+")
 _COMMA = re.compile(r",\s*")
 _CUP = re.compile(r"\\cup(?![A-Za-z])")
 _COLON = re.compile(r"\s*:\s*")
+_SIGN_OF_MONEY = re.compile(r"^\\dollar |^[€£¥]")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _PLAIN_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _PM = re.compile(r"\\pm(?![A-Za-z])\s*")
@@ -195,7 +200,7 @@ def parse(text: str) -> Form:
     return Form("union", tuple(map(parse, parts)))
   parts = _elements(text, bracketed=False)
   if len(parts) > 1:
-    return _listed(parts)
+    return _listed(parts, _WORD.findall(text))
   if text.startswith("\\{") and text.endswith("\\}"):
     if _end(text, 1) == len(text) - 1:
       parts = _elements(text[2:-2], bracketed=True)
@@ -232,7 +237,7 @@ def _one(kind: str, parts: list[str]) -> Form:
   return Form(kind, (parse(parts[0]),))
 
 
-def _listed(parts: list[str]) -> Form:
+def _listed(parts: list[str], words: list[str] | None = None) -> Form:
   forms = [parse(part) for part in parts]
   # `x = 2 or x = 3`: all are values of one variable.
   names = {form.variable for form in forms}
@@ -243,7 +248,15 @@ def _listed(parts: list[str]) -> Form:
   for form in forms:  # the two values of `\pm` are two of the list
     flat = form.kind == "list" and not form.variable
     items += form.items if flat else [form]
-  return Form("list", tuple(items), variable)
+  said = set(words or ())
+  joined = said.pop() if len(said) == 1 and any(map(_related, items)) else ""
+  return Form("list", tuple(items), variable, joined)
+
+
+def _related(form: Form) -> bool:
+  """Whether a part of a list is a relation, not a value."""
+  text = form.items[0] if form.kind == "atom" else ""
+  return bool(form.variable or _RELATION.search(text))
 
 
 def _elements(text: str, bracketed: bool) -> list[str]:
@@ -257,7 +270,7 @@ def _elements(text: str, bracketed: bool) -> list[str]:
   parts = [p for q in _split(_AND, text) for p in _split(_SPACED_COMMA, q)]
   out = []
   for part in parts:
-    whole = _THOUSANDS.fullmatch(part.removeprefix("\\dollar "))
+    whole = _THOUSANDS.fullmatch(_SIGN_OF_MONEY.sub("", part))
     out += [part] if whole else _split(_COMMA, part)
   return out
 

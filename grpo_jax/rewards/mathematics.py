@@ -51,6 +51,8 @@ def same(a: Form, b: Form) -> bool:
   """
   if a.kind != b.kind or len(a.items) != len(b.items):
     return False
+  if {a.joined, b.joined} == {"and", "or"}:
+    return False
   if a.kind == "atom":
     return same_atom(*_whole(a, b))
   if a.variable and b.variable and a.variable != b.variable:
@@ -111,7 +113,7 @@ _ONE_UNIT = {
   "^\\circ": "degree",
   "metre": "meter",
 }
-_DOLLAR = re.compile(r"([-+]?)\\dollar\s*([-+]?.+)")
+_CURRENCY = re.compile(r"([-+]?)(\\dollar|[€£¥])\s*([-+]?.+)")
 _FRACTION = re.compile(
   r"([-+]?)(?:(\d+)\s*)?\\frac\{([-+]?\d+)\}\{([-+]?\d+)\}"
 )
@@ -145,9 +147,9 @@ def split_unit(text: str) -> tuple[str, str]:
 
   `%`, a degree sign, a currency sign and a closed list of words are units.
   """
-  found = _DOLLAR.fullmatch(text)
+  found = _CURRENCY.fullmatch(text)
   if found:
-    return found[1] + found[2], "dollar"
+    return found[1] + found[3], found[2].lstrip("\\")
   found = _UNIT.fullmatch(text)
   if not found:
     return text, ""

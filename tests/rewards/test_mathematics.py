@@ -25,7 +25,7 @@ SAME = {
     50% = 50\text{ percent} | 50 percent = 50 pct | 12.5% = 12.5\% | 5\% = 5
     5 \text{ cm} = 5 | 90^\circ = 90 | 90^{\circ} = 90 \text{ degrees}
     10\text{ inches} = 10\text{ inch} | 10\text{ feet} = 10 ft | 3 hours = 3
-    16\pi \text{ cm}^2 = 16\pi | \$5 = 5 dollars""",
+    16\pi \text{ cm}^2 = 16\pi | \$5 = 5 dollars | €5 = 5 | €1,000 = 1000""",
   "lists": r"""
     1, 2, 3 = 3, 2, 1 | 1 \text{ or } 2 = 1,2 | 1\text{ and }2 = 2 and 1
     \pm3 = -3, 3 | \pm\sqrt{2} = \sqrt2, -\sqrt2 | \{1,2\} = \{2,1\}
@@ -43,6 +43,7 @@ SAME = {
   "relations": r"""
     x^2+y^2:=:1 = 1-x^2-y^2:=:0 | 2x+2y:=:4 = x+y:=:2 | x:=:y = y:=:x
     y:=:2x+1 = 2x-y+1:=:0 | x<5 = 5>x | 2x<10 = x<5 | x\ne 2 = 2\neq x
+    x<1 or x>2 = x>2 or x<1 | x<1 or x>2 = x<1, x>2
     1<x\le5 = 5\ge x>1 | x+y<1 = -x-y>-1 | x <= 5 = 5 \geq x""",
   "expressions": r"""
     2\sqrt{3} = \sqrt{12} | \frac{\sqrt{3}}{3} = \frac{1}{\sqrt{3}}
@@ -55,6 +56,9 @@ SAME = {
     \begin{pmatrix} -1/3 \\ 2 \end{pmatrix} = \begin{pmatrix}\frac{-1}3\\2\end{pmatrix}
     4\sqrt(2) = 4\sqrt{2} | x_1 = x_{1} | x(x+1) = x^2+x
     \begin{pmatrix}1\\2\end{pmatrix} = \begin{pmatrix}1.0\\\frac{4}{2}\end{pmatrix}
+    2\begin{pmatrix}1\\2\end{pmatrix} = \begin{pmatrix}2\\4\end{pmatrix}
+    \begin{pmatrix}1\\2\end{pmatrix}+t\begin{pmatrix}1\\2\end{pmatrix} = \begin{pmatrix}1+t\\2+2t\end{pmatrix}
+    \begin{pmatrix}1&2\\3&4\end{pmatrix}^T = \begin{pmatrix}1&3\\2&4\end{pmatrix}
     """,  # noqa: E501
   "words": r"""
     \text{Monday} = monday | \text{(B)} = B | \textbf{(C)} = (C) | Yes = yes
@@ -73,12 +77,13 @@ DIFFERENT = {
     50\% = 0.5 | 50\% = \frac12 | 5 \text{ cm} = 5 \text{ m} | 3 hours = 3 days
     5 \text{ cm}^2 = 5\text{ cm}^3 | 5 million = 5 | \$5 = 5 cents | 5x = 5
     10\text{ inches} = 10\text{ feet} | 3 apples = 3 | 5m = 5 | 5 thousand = 5
-    \$5 = 5\% | 12\pi = 12""",
+    \$5 = 5\% | 12\pi = 12 | €5 = £5 | €5 = \$5 | €5 = 5 cents""",
   "lists": r"""
     1, 2, 3 = 1, 2 | 1, 2 = 1, 2, 2 | 2, 2 = 2 | \pm 3 = 3 | \pm 3 = -3
     \pm 3 = \mp 3 | 2\pm\sqrt3 = 2+\sqrt{3} | \{1,2\} = \{1,2,3\} | 1,2 = 1
     \{5\} = 5 | 100, 200 = 100200 | red and blue = red | 1 and 2 = 12
-    ['1','2'] = ['2','1'] | 1331 and 1728 = 1331 | 1, 2 = 3""",
+    ['1','2'] = ['2','1'] | 1331 and 1728 = 1331 | 1, 2 = 3
+    1, 2, 3, ... = 1, 2, 3 | 0.333... = 0.333""",
   "brackets": r"""
     (1,2,3) = (1,2) | (1,2) = 1,2 | (1,2) = [1,2] | (a,b) = (b,a)
     [2,5] = [5,2]
@@ -91,6 +96,7 @@ DIFFERENT = {
     x:=:\pm 3 = 3
     x:=:1,x:=:2 = x:=:1 | f(x):=:x+1 = g(x):=:x+1 | n:=:2, 3 = n:=:1, 3""",
   "relations": r"""
+    x<1 or x>2 = x<1 and x>2 | x:=:1 and y:=:2 = x:=:1 or y:=:2
     x<5 = x\le 5 | -x<5 = x<-5 | x+y:=:1 = x+y<1 | x+y<1 = -x-y<-1
     x^2:=:4 = x:=:2 | x^2+y^2:=:1 = x^2+y^2:=:2 | 0<x<1 = 0<x<2 | x>3 = x\geq3
     y:=:2x+1 = y:=:2x-1 | x:=:0 = x:=:x""",
@@ -98,6 +104,8 @@ DIFFERENT = {
     x^2-1 = (x-1)(x+2) | \sqrt{x^2} = x | |x| = x | f(x) = f(y) | 3 = 3x
     3 = 3\pi | 5 = 5 + | 5 = 5) | 5 = 5 @ | 5 = 5\foo | 5 = 5^{2} | 7 = 7!
     4 = 4i | 4 = 4e | 4 = 4e5 | 4 = 4_2 | 4 = 4' | 3+4i = 3-4i | 4 = 4\cdot
+    2^T = 2 | 100\cdot 2^{T} = 200 | x^H = x | 2^{x}_1 = 2^{x}
+    2\begin{pmatrix}1\\2\end{pmatrix} = \begin{pmatrix}2\\5\end{pmatrix}
     \frac{a}{b} = \frac{b}{a} | x_1 = x_2 | a_n = a_m | 1010_2 = 10
     1011_2 = 1011 | 11_2 = 11_3 | \infty = -\infty | x^{2} = x2 | x = X
     \begin{pmatrix}1\\2\end{pmatrix} = \begin{pmatrix}2\\1\end{pmatrix}
