@@ -78,11 +78,14 @@ def parse_number(text: str) -> Fraction | None:
 def number(answer: str, reference: str, tolerance: float = 1e-9) -> bool:
   """True when both are numbers and differ by at most tolerance * |reference|.
 
-  The tolerance is relative: an absolute one would make 2^-98 equal 2^-99.
+  Whole numbers without a decimal point or an exponent must be equal. The
+  tolerance is relative: an absolute one would make 2^-98 equal 2^-99.
   """
   got, want = parse_number(answer), parse_number(reference)
   if got is None or want is None:
     return False
+  if not any(set(x.rstrip(". ")) & set(".eE") for x in (answer, reference)):
+    return got == want
   return abs(got - want) <= Fraction(tolerance) * abs(want)
 
 

@@ -128,5 +128,6 @@ def final_answer(text: str, extract: str, match: str) -> str | None:
     ends = [found.end() for found in _PHRASE.finditer(text)]
     if ends:
       line = text[ends[-1] : ends[-1] + MOST_PHRASE].split("\n", 1)[0]
-      return line.strip().rstrip(".") or None
+      # Chat models print it bold, or the words before it: `**Answer:** 7`.
+      return line.lstrip(" \t*").rstrip(" \t\r*.") or None
   return rules.last_number(text)

@@ -113,6 +113,8 @@ def test_what_follows_the_words():
     final("Thus the final answer is $\\frac{1}{2}$.\nBye 7") == r"$\frac{1}{2}$"
   )
   assert final("Answer: 3\nNo, the ANSWER IS: x = 4") == "x = 4"
+  assert final("The answer is **7**.") == "7"
+  assert final("**Answer:** -.5\n") == "-.5"
   assert final("an answer is") is None and final("no words, 3 of 4") == "4"
   assert len(final("answer is " + "x" * 10**6)) == answers.MOST_PHRASE
 
