@@ -286,10 +286,14 @@ def measure(
   return dataclasses.replace(found, outcomes=outcomes)
 
 
+# Keys of a task that say what is right, where it has them.
+GRADING = ("match", "extract", "grade", "success_from")
+
+
 def asked(built: Built, examples: list[Example]) -> dict[str, Any]:
   """What must be equal where two policies are compared."""
   e = built.experiment
-  how = e.evaluation.sampled
+  how, task = e.evaluation.sampled, e.config["task"]
   return {
     "task": e.task.name,
     "split": e.evaluation.split,
@@ -300,6 +304,8 @@ def asked(built: Built, examples: list[Example]) -> dict[str, Any]:
     "max_tokens": how.max_tokens,
     "chat": e.config["data"]["chat"],
     "system": e.config["data"]["system"],
+    "chat_options": e.config["data"]["chat_options"],
+    "grading": {k: task[k] for k in GRADING if task.get(k) is not None},
   }
 
 

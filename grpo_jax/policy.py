@@ -64,7 +64,8 @@ def stored_config(run: str) -> dict[str, Any]:
 
 
 # What a policy brings along when it is evaluated by another configuration.
-POLICYS_OWN = ("model", "lora", "tokenizer", "seed")
+# (`init_from` is where the weights under its adapters came from.)
+POLICYS_OWN = ("model", "lora", "init_from", "tokenizer", "seed")
 
 
 def evaluated_by(
@@ -136,7 +137,8 @@ def compared_by(c: dict[str, Any], against: str, given: bool) -> dict[str, Any]:
       f"{against} has other prompts ({'; '.join(changed)}); --config=FILE"
       " says which both are asked"
     )
-  return c | {key: stored[key] for key in ("model", "lora", "tokenizer")}
+  own = ("model", "lora", "init_from", "tokenizer")
+  return c | {key: stored[key] for key in own}
 
 
 def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:

@@ -99,6 +99,11 @@ def test_two_policies_live_and_from_files(tmp_path):
   other = run("evaluate", f"--workdir={w}@4", f"--against={a}", "--prompts=4")
   assert_one_line(other, 2, "not asked the same", "prompts_hash:")
   assert "compiled" not in other["err"]
+  text = b.read_text()
+  assert '"grading": {}' in text
+  b.write_text(text.replace('"grading": {}', '"grading": {"grade": "lenient"}'))
+  other = run("evaluate", f"--results={a}", f"--against={b}")
+  assert_one_line(other, 2, "not asked the same", "grading:", "lenient")
 
 
 def test_a_second_policy_takes_the_firsts_configuration(tmp_path):
