@@ -23,6 +23,7 @@ from grpo_jax.checkpoint import DIRECTORY, Checkpoints, Damaged
 from grpo_jax.console import Console
 from grpo_jax.disk import explained, replacing, save_json
 from grpo_jax.errors import UserError
+from grpo_jax.models import peft
 from grpo_jax.policy import stored_config
 from grpo_jax.records import Records, read_metrics
 from grpo_jax.stored import (
@@ -220,6 +221,8 @@ def _begin(built: Built) -> dict[str, Any]:
   e = built.experiment
   phase = "warmup" if e.warmup_steps else "rl"
   key, lineage = root_key(built), None
+  if e.config["lora"]["path"]:
+    peft.check(e.config["lora"]["path"], e.model)
   if e.config["init_from"]:
     params, lineage = load_parameters(built, e.config["init_from"])
   else:

@@ -160,6 +160,11 @@ def load_parameters(built: Built, run: str) -> tuple[Params, dict[str, Any]]:
       dtype=host["config"]["model"]["dtype"],
       lora=model_config.make_lora(host["config"]["lora"], e.model.arch),
     )
+    path = e.config["lora"]["path"]
+    if theirs.lora and path not in ("", host["config"]["lora"]["path"]):
+      raise UserError(
+        f"init_from {run} has adapters of its own; lora.path cannot give others"
+      )
     params = read_policy(other, step, theirs, built.mesh)
   if theirs.lora != e.model.lora or theirs.dtype != e.model.dtype:
     # Adapters of another shape become part of the weights.

@@ -67,6 +67,18 @@ def test_it_is_evaluated_and_exported(tmp_path):
   few = ("--prompts=12", "--samples=2")
   mine = run("evaluate", f"--workdir={adapted()}@8", *few)
   assert mine["code"] == 0, mine["err"]
+  # A run without adapters may be the first, and another task may be given.
+  full = f"--workdir={baseline()}@12"
+  other = run("evaluate", full, f"--against={adapted()}@8", *few)
+  assert other["code"] == 0, other["err"]
+  assert (
+    json.loads(other["out"])["against"]["greedy"]
+    == (json.loads(mine["out"])["greedy"])
+  )
+  task = "--config=tests/tiny_config.py"
+  asked = run("evaluate", f"--workdir={adapted()}@8", task, *few)
+  assert asked["code"] == 0, asked["err"]
+  assert json.loads(asked["out"])["greedy"] == json.loads(mine["out"])["greedy"]
   out = f"{tmp_path}/model"
   result = run("export", f"--workdir={adapted()}@8", f"--out={out}")
   assert result["code"] == 0, result["err"]
@@ -96,6 +108,26 @@ def test_it_is_evaluated_and_exported(tmp_path):
   config = json.loads((first / "config.json").read_text())["config"]["lora"]
   assert (config["rank"], config["alpha"]) == (2, 32.0)
   assert stable_metrics(first)[1]["kl/ref"] == 0
+  mine = run("evaluate", f"--workdir={first}@0", "--prompts=12")
+  assert mine["code"] == 0, mine["err"]
+  # What else is said of them must agree.
+  path = f"--config.lora.path={only}"
+  for wrong in ([flags()[1]], [flags()[1], "--config.lora.rank=3"]):
+    result = train(tmp_path / "wrong", flags()[0], path, *wrong)
+    assert_one_line(result, 2, "rank 2", "mlp/gate")
+  result = train(tmp_path / "wrong", f"--config.init_from={adapted()}@8", path)
+  assert_one_line(result, 2, "adapters of its own")
+
+
+def test_a_bfloat16_base_becomes_float32_weights(tmp_path):
+  few = ("--config.steps=1", "--config.eval.every=0")
+  half = tmp_path / "half"
+  result = train(half, *flags(), *few, "--config.model.dtype=bfloat16")
+  assert result["code"] == 0, result["err"]
+  full = tmp_path / "full"
+  result = train(full, f"--config.init_from={half}@1", *few)
+  assert result["code"] == 0, result["err"]
+  assert {x.dtype.name for x in arrays(full, 0, "trainable")} == {"float32"}
 
 
 def test_a_full_run_may_begin_with_an_adapted_one(tmp_path):

@@ -82,10 +82,11 @@ def merged(params: Params, model: Model) -> Params:
   factors, base = split(params)
   if not base:
     return params
+  base = jax.tree.map(lambda x: x.astype(jnp.float32), base)
   layers = {}
   for path in model.lora.targets:
     group, name = path.split("/")
-    w = base["layers"][group][name].astype(jnp.float32)
+    w = base["layers"][group][name]
     pair = factors["layers"][group][name + SUFFIX]
     # Stacked over layers: one product for each.
     delta = jax.vmap(lambda a, b: jnp.tensordot(a, b, 1))(pair["a"], pair["b"])

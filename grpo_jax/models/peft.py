@@ -134,6 +134,7 @@ def load(directory: str, model: Model, shardings: Params) -> Params:
     model: with the adapters that `read` found.
     shardings: a tree with the adapters in it.
   """
+  check(directory, model)
   source, out = hf.Safetensors(directory, WEIGHTS), {"layers": {}}
   table = weight_table.adapters(model.arch, model.lora)["layers"]
   for path in model.lora.targets:
@@ -149,6 +150,24 @@ def load(directory: str, model: Model, shardings: Params) -> Params:
       pair[key] = jax.device_put(np.stack(layers), where)
     out["layers"].setdefault(group, {})[name] = pair
   return out
+
+
+def check(directory: str, model: Model) -> None:
+  """Refuses adapters of another rank, alpha or targets than `model.lora`.
+
+  Raises:
+    UserError: with both.
+  """
+  found = read(directory, model.arch)
+  if found != model.lora:
+    raise UserError(
+      f"{directory} holds adapters with {_words(found)}, and config.lora asks"
+      f" for {_words(model.lora)}; with lora.path alone the directory decides"
+    )
+
+
+def _words(lora: Lora) -> str:
+  return f"rank {lora.rank}, alpha {lora.alpha:g} on {'|'.join(lora.targets)}"
 
 
 def export(params: Params, model: Model, base: str, directory: str) -> None:
