@@ -60,8 +60,9 @@ def follow(e, built):
     jax.tree.map(lambda x: x.sharding, built.params_target()),
   )
   key = jax.device_put(jax.random.key(0), built.replicated())
+  out = {"params": jax.tree.map(np.array, params)}  # they are donated
   state = built.begin["rl"](params, key, built.put_scalar(0))
-  out = {"shared": pointers(state.ref) & pointers((state.trainable, params))}
+  out["shared"] = pointers(state.ref) & pointers(state.trainable)
   out["reference"] = [jax.tree.map(np.array, state.ref)]
   rollout = toys.some_rollout(toys.some_prompts(lengths=(3, 1, 2, 3)), G, T)
   rollout = built.to_device(rollout)
@@ -85,7 +86,6 @@ def follow(e, built):
       all(x.is_deleted() for x in jax.tree.leaves(given.trainable))
     )
   out["step"] = int(state.step)
-  out["params"] = jax.tree.map(np.array, params)
   [executable] = built.update[plan].compiled.values()
   out["text"] = executable.as_text()
   out["vocab"] = e.model.arch.vocab
