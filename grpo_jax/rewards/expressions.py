@@ -41,6 +41,7 @@ _UNSAFE = re.compile(
   r"|\\(?:sin|cos|tan|cot|sec|csc|arc[a-z]+|exp)\s*_"  # and a function's
   r"|(?<!matrix\})\^\s*(?:[TH]|\{\s*[TH]\s*\})"  # to it a transpose: 2^T is 2
   r"|\d[eE][-+]?\d"  # 1e3, to it 1*e*3
+  r"|[A-Za-z]\s*\^\s*\{\s*-\s*1\s*\}\s*(?:\\left)?\("  # f^{-1}(x), to it 1/f(x)
   r"|/\s*\d+\s*(?:[A-Za-z({]|\\(?!end|\\))"  # 2/3x
   r"|\\frac\s*\{\s*(?:d|\\partial)(?![A-Za-z}]*\})"  # a derivative
   r"|\\frac\s*\{d[A-Za-z]?\}\s*\{d"

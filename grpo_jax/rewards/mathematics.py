@@ -142,6 +142,9 @@ def same_atom(a: str, b: str) -> bool:
   return a == b or expressions.same(a, b)
 
 
+_FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])")
+
+
 def split_unit(text: str) -> tuple[str, str]:
   r"""A value and its unit, '' if it has none.
 
@@ -151,7 +154,8 @@ def split_unit(text: str) -> tuple[str, str]:
   if found:
     return found[1] + found[3], found[2].lstrip("\\")
   found = _UNIT.fullmatch(text)
-  if not found:
+  # A degree inside a function changes its value: it is no unit of it.
+  if not found or ("circ" in found[0] and _FUNCTION.search(found[1])):
     return text, ""
   name = found[2] or found[3] or found[4]
   name = name.replace("{", "").replace("}", "").replace(" ^", "^")

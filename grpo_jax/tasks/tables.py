@@ -106,6 +106,8 @@ def _load(datasets: Any, path: str, configuration: str) -> dict[str, Any]:
 def _why(error: Exception) -> str:
   text = " ".join(str(error).split())[:300]
   kind = type(error).__name__
+  if isinstance(error, StopIteration):
+    return "it has no rows"
   if "gated" in text:
     return f"{text}; accept its terms on the hub, then run hf auth login"
   if isinstance(error, ConnectionError):

@@ -104,6 +104,7 @@ DIFFERENT = {
     x^2-1 = (x-1)(x+2) | \sqrt{x^2} = x | |x| = x | f(x) = f(y) | 3 = 3x
     3 = 3\pi | 5 = 5 + | 5 = 5) | 5 = 5 @ | 5 = 5\foo | 5 = 5^{2} | 7 = 7!
     4 = 4i | 4 = 4e | 4 = 4e5 | 4 = 4_2 | 4 = 4' | 3+4i = 3-4i | 4 = 4\cdot
+    f^{-1}(2) = \frac{1}{f(2)} | \sin 30 = \sin 30^\circ
     2^T = 2 | 100\cdot 2^{T} = 200 | x^H = x | 2^{x}_1 = 2^{x}
     2\begin{pmatrix}1\\2\end{pmatrix} = \begin{pmatrix}2\\5\end{pmatrix}
     \frac{a}{b} = \frac{b}{a} | x_1 = x_2 | a_n = a_m | 1010_2 = 10
