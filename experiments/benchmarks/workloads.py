@@ -6,17 +6,13 @@ luck is in a figure. W4 is ragged.
 """
 
 import dataclasses
-import functools
-import hashlib
-import json
-import os
-import pathlib
 import random
 import re
 
 import numpy as np
 
 from experiments import base, smollm2
+from experiments.benchmarks import random_models
 from grpo_jax.errors import UserError
 from grpo_jax.hf_tokenizer import HFTokenizer
 from grpo_jax.tasks.base import (
@@ -43,7 +39,7 @@ class Workload:
     group: completions of each.
     prompt: tokens of a prompt, or the bounds of a uniform draw.
     completion: tokens of a completion, or the cap of a log-normal draw.
-    model: 'smollm2' or 'tiny'.
+    model: 'smollm2', or one of `random_models.MODELS`.
     micro: prompts in a gradient computation; 0: all.
   """
 
@@ -115,7 +111,7 @@ def prompts(name: str, tokenizer: HFTokenizer, count: int) -> list[str]:
 def task(dataset: str) -> Task:
   """The prompts of a workload, with a reward that is cheap and not constant."""
   w = named(dataset)
-  texts = prompts(dataset, HFTokenizer(model_path(w.model)), 16 * w.prompts)
+  texts = prompts(dataset, HFTokenizer(path_of(w.model)), 16 * w.prompts)
   examples = [Example(question_id(x), x, "") for x in texts]
 
   def reward(example: Example, completion: object) -> Reward:
@@ -139,7 +135,7 @@ def get_config(name: str, dtype: str = "float32"):
   w, c = named(name), base.get_config()
   c.task.name = "experiments.benchmarks.workloads:task"
   c.task.dataset = name
-  c.model.path = model_path(w.model)
+  c.model.path = path_of(w.model)
   c.model.dtype = dtype
   c.mesh.data = 1
   c.batch.prompts_per_step = w.prompts
@@ -155,65 +151,8 @@ def get_config(name: str, dtype: str = "float32"):
   return c
 
 
-@functools.cache
-def model_path(name: str) -> str:
+def path_of(name: str) -> str:
   """Where a workload's model lies: a package's file, or one made here."""
   if name == "smollm2":
     return smollm2.model_path()
-  return str(make_tiny())
-
-
-def make_tiny() -> pathlib.Path:
-  """Writes a Llama of 0.85 M random parameters and a tokenizer of 512 words."""
-  import tokenizers
-  import transformers
-  from safetensors.numpy import save_file
-  from tokenizers import models, pre_tokenizers
-
-  from grpo_jax.models import families, hf_names, names
-
-  config = {
-    "model_type": "llama",
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": True,
-    "hidden_act": "silu",
-    "eos_token_id": 2,
-  }
-  text = json.dumps(config, indent=2)
-  home = pathlib.Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
-  mark = hashlib.sha256(text.encode()).hexdigest()[:8]
-  out = home.expanduser() / "grpo_jax" / f"tiny-{mark}"
-  if (out / "config.json").exists():
-    return out
-  out.mkdir(parents=True, exist_ok=True)
-  words = ["<unk>", "<s>", "</s>", "<pad>", *(f"w{i}" for i in range(4, 512))]
-  vocab = {word: i for i, word in enumerate(words)}
-  raw = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-  raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-  transformers.PreTrainedTokenizerFast(
-    tokenizer_object=raw,
-    unk_token="<unk>",
-    bos_token="<s>",
-    eos_token="</s>",
-    pad_token="<pad>",
-  ).save_pretrained(out)
-  arch = families.read_config(config, 512)
-  table, rng = hf_names.names(arch), np.random.default_rng(0)
-  weights = {}
-  for path, weight in names.table(arch).items():
-    tensor = table[path]
-    for _, name in names.pieces(weight, tensor):
-      shape = names.their_shape(weight, tensor)
-      x = np.ones(shape) if weight.std is None else rng.normal(0, 0.02, shape)
-      weights[name] = x.astype(np.float32)
-  save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
-  (out / "config.json").write_text(text)
-  return out
+  return str(random_models.make(name))
