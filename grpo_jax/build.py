@@ -194,21 +194,9 @@ def _check_tensor(e: Experiment, sizes: dict[str, int]) -> None:
     )
 
 
-def on_platform(e: Experiment, platform: str) -> Experiment:
-  """The experiment as a platform computes it best.
-
-  Only CPUs read kept keys and values faster with the heads first; compilers of
-  others choose the layout themselves.
-  """
-  model = dataclasses.replace(e.model, heads_first=platform == "cpu")
-  return dataclasses.replace(e, model=model)
-
-
 def build(e: Experiment, programs: Programs) -> Built:
   """Binds every program; compiles nothing yet."""
-  mesh = programs.mesh
-  e = on_platform(e, mesh.devices.flat[0].platform)
-  model = e.model
+  mesh, model = programs.mesh, e.model
   weight_axes = decoder(model).axes(model)
 
   def shardings(abstract: Any) -> Any:

@@ -124,7 +124,6 @@ class Model:
     logit_elements: the most logits (float32) a device may hold at once;
       log-probs are taken in chunks over T of at most this size.
     lora: adapters; then they alone are trained.
-    heads_first: layout of kept keys and values, see `kv`.
     decoder: the functions that compute it; None: `transformer`'s.
   """
 
@@ -133,7 +132,6 @@ class Model:
   remat: bool = False
   logit_elements: int = 2**24
   lora: Lora | None = None
-  heads_first: bool = False
   decoder: "Decoder | None" = None
 
   @property

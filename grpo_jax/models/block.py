@@ -155,7 +155,7 @@ def completion_layer(
   arch = model.arch
   q, k, v = _qkv(w, model, x, _turn(turns, kind))
   if cache is not None:
-    cache = kv.append(cache, k, v, start, model)
+    cache = kv.append(cache, k, v, start)
     k, v = cache
   attended = attention(
     q,
@@ -163,7 +163,6 @@ def completion_layer(
     (k, v),
     prompt_lengths=lengths,
     start=start,
-    heads_first=model.heads_first and cache is not None,
     window=kind.window,
     scale=arch.query_scale,
     cap=arch.attention_cap,

@@ -1,9 +1,6 @@
-"""Keys and values that decoding keeps, and their layout.
+"""Keys and values that decoding keeps. Their layout is private to this file.
 
 `PromptKV` and `Cache` are tuples over layers, rows leading: opaque outside.
-Where `model.heads_first`, keys are [..., K, E, T] and values [..., K, T, E], as
-a CPU's products read them without a copy; else both are [..., T, K, E], as they
-are made.
 """
 
 import jax
@@ -13,26 +10,20 @@ from grpo_jax.models.architecture import Model
 from grpo_jax.sharding import shard
 from grpo_jax.types import Array
 
-PromptKV = tuple  # of (keys, values) of [B, P', K, E]
-Cache = tuple  # of (keys, values) of [B, G, T, K, E]
+PromptKV = tuple  # of (keys, values), each [B, P', K, E]
+Cache = tuple  # of (keys, values), each [B, G, T, K, E]
 
 
-def laid_out(keys: Array, values: Array, model: Model) -> tuple[Array, Array]:
-  """[..., T, K, E] each -> the layout that decoding reads."""
-  if not model.heads_first:
-    return keys, values
-  return jnp.moveaxis(keys, -3, -1), jnp.moveaxis(values, -3, -2)
-
-
-def prompt_kv(stacked: tuple[Array, Array], model: Model) -> PromptKV:
+def prompt_kv(stacked: tuple[Array, Array]) -> PromptKV:
   """Cuts what a scan over layers stacked, [L, B, P', K, E], into layers."""
-
-  def layer(keys: Array, values: Array) -> tuple[Array, Array]:
-    keys = shard(keys, "prompts", None, "kv_heads", None)
-    values = shard(values, "prompts", None, "kv_heads", None)
-    return laid_out(keys, values, model)
-
-  return tuple(layer(k, v) for k, v in zip(*stacked))
+  keys, values = stacked
+  return tuple(
+    (
+      shard(keys[i], "prompts", None, "kv_heads", None),
+      shard(values[i], "prompts", None, "kv_heads", None),
+    )
+    for i in range(keys.shape[0])
+  )
 
 
 def empty_cache(batch: int, group: int, size: int, model: Model) -> Cache:
@@ -44,21 +35,14 @@ def empty_cache(batch: int, group: int, size: int, model: Model) -> Cache:
     x = jnp.zeros(shape, model.compute_dtype)
     return shard(x, "prompts", None, None, "kv_heads", None)
 
-  return tuple(laid_out(zeros(), zeros(), model) for _ in range(arch.layers))
+  return tuple((zeros(), zeros()) for _ in range(arch.layers))
 
 
 def append(
-  entry: tuple[Array, Array],
-  keys: Array,
-  values: Array,
-  start: Array | int,
-  model: Model,
+  entry: tuple[Array, Array], keys: Array, values: Array, start: Array | int
 ) -> tuple[Array, Array]:
   """Writes [B, G, S, K, E] at own position `start` of one layer's cache."""
-  keys, values = laid_out(keys, values, model)
-  columns = (4, 3) if model.heads_first else (2, 2)
-  write = jax.lax.dynamic_update_slice_in_dim
-  return tuple(
-    write(x, new, start, axis=axis)
-    for x, new, axis in zip(entry, (keys, values), columns)
+  return (
+    jax.lax.dynamic_update_slice_in_dim(entry[0], keys, start, axis=2),
+    jax.lax.dynamic_update_slice_in_dim(entry[1], values, start, axis=2),
   )

@@ -47,7 +47,6 @@ def attention(
   window: Array | int | None = None,
   scale: float = 0.0,
   cap: float = 0.0,
-  heads_first: bool = False,
 ) -> Array:
   """Each query sees its group's prompt and its own past; one softmax for both.
 
@@ -62,7 +61,6 @@ def attention(
     window: keys this far back or further are not seen; None sees all.
     scale: of the queries; 0 is 1/sqrt(E).
     cap: of the logits, see `capped`.
-    heads_first: layout of the keys and values, see `kv`.
 
   Returns:
     [B, G, S, H, E], the dtype of q. Rows of padding hold finite values.
@@ -70,10 +68,6 @@ def attention(
   b, g, s, h, e = q.shape
   k, v = own_kv
   kv_heads, t = k.shape[-2], k.shape[-3]
-  key, value = "tke", "tke"
-  if heads_first:
-    kv_heads, t = v.shape[-3], v.shape[-2]
-    key, value = "ket", "kte"
   q = q.reshape(b, g, s, kv_heads, h // kv_heads, e) * (
     scale or 1 / math.sqrt(e)
   )
@@ -86,33 +80,27 @@ def attention(
   if own_pad is not None:
     visible = visible & (jnp.arange(t)[None, None] >= own_pad[:, None, None])
   scores = _scores(
-    f"bgskre,bg{key}->bkrgst", q, k, visible[:, None, None, None], cap
+    "bgskre,bgtke->bkrgst", q, k, visible[:, None, None, None], cap
   )
   if prompt_kv is None:
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum(f"bkrgst,bg{value}->bgskre", weights, v)
+    out = jnp.einsum("bkrgst,bgtke->bgskre", weights, v)
     return out.reshape(b, g, s, h, e)
 
   prompt_k, prompt_v = prompt_kv
-  p = prompt_k.shape[-1 if heads_first else 1]
+  p = prompt_k.shape[1]
   column = jnp.arange(p)
   seen = column[None, None] >= (p - prompt_lengths)[:, None, None]
   if window is not None:  # positions count real tokens, so padding cancels
     seen = seen & ((query[:, None] + p - column[None])[None] < window)
   prompt_scores = _scores(
-    f"bgskre,b{key.replace('t', 'p')}->bkrgsp",
-    q,
-    prompt_k,
-    seen[:, None, None, None],
-    cap,
+    "bgskre,bpke->bkrgsp", q, prompt_k, seen[:, None, None, None], cap
   )
   weights = jax.nn.softmax(
     jnp.concatenate((prompt_scores, scores), axis=-1), axis=-1
   ).astype(v.dtype)
-  shared = f"bkrgsp,b{value.replace('t', 'p')}->bgskre"
-  out = jnp.einsum(shared, weights[..., :p], prompt_v)
-  own = jnp.einsum(f"bkrgst,bg{value}->bgskre", weights[..., p:], v)
-  out = out + own
+  out = jnp.einsum("bkrgsp,bpke->bgskre", weights[..., :p], prompt_v)
+  out = out + jnp.einsum("bkrgst,bgtke->bgskre", weights[..., p:], v)
   return out.reshape(b, g, s, h, e)
 
 

@@ -82,7 +82,7 @@ def prefill(
 
   x = _embed(params, ids, arch)
   _, stacked = jax.lax.scan(body, x, (params["layers"], kinds(arch)))
-  return kv.prompt_kv(stacked, model), {}
+  return kv.prompt_kv(stacked), {}
 
 
 def extend(
