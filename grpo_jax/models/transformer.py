@@ -29,6 +29,14 @@ from grpo_jax.sharding import gather, shard
 from grpo_jax.types import Array, Params, Prompts
 
 
+# Up to so many layers a scan is unrolled: a sixth faster, and compiled as soon.
+UNROLLED = 4
+
+
+def _unroll(arch: Architecture) -> int:
+  return arch.layers if arch.layers <= UNROLLED else 1
+
+
 def unstack(params: Params, arch: Architecture) -> Params:
   """Layers as a tuple instead of a leading axis: what `extend` reads.
 
@@ -81,7 +89,9 @@ def prefill(
     return x, kept
 
   x = _embed(params, ids, arch)
-  _, stacked = jax.lax.scan(body, x, (params["layers"], kinds(arch)))
+  _, stacked = jax.lax.scan(
+    body, x, (params["layers"], kinds(arch)), unroll=_unroll(arch)
+  )
   return kv.prompt_kv(stacked), {}
 
 
@@ -175,6 +185,7 @@ def joint(
     body,
     (_embed(params, ids, arch), streams),
     (params["layers"], kinds(arch)),
+    unroll=_unroll(arch),
   )
   return tuple(
     rms_norm(y, params["final_norm"], arch.norm_eps) for y in streams
