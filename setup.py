@@ -13,7 +13,8 @@ with open("README.md") as f:
 HF = ["transformers>=5.0", "safetensors>=0.5", "gguf>=0.17", "jinja2>=3.1"]
 # Reads mathematical answers; it pins the reader that it was written for.
 MATH = ["math-verify>=0.9,<0.10"]
-TEST = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6", *HF, *MATH]
+DATA = ["datasets>=5.0,<6"]  # 270 MB, most of it pyarrow and pandas
+TEST = ["pytest>=8.0", "hypothesis>=6.100", "ruff>=0.6", *HF, *MATH, *DATA]
 
 setuptools.setup(
   name="grpo_jax",
@@ -42,9 +43,9 @@ setuptools.setup(
     "test": TEST,
     "hf": HF,
     "math": MATH,
-    "data": ["datasets>=5.0,<6"],  # 270 MB, most of it pyarrow and pandas
+    "data": DATA,
     # PyTorch for parity checks; a plain `torch` pulls gigabytes of CUDA.
-    "parity": [*HF, "torch==2.13.0", "accelerate>=1.0"],
+    "parity": [*HF, "torch==2.13.0", "accelerate>=1.0", "peft>=0.17"],
     "gcs": ["gcsfs>=2025.1"],  # models in gs://
     "tpu": ["jax[tpu]>=0.10.2"],
     "cuda": ["jax[cuda13]>=0.10.2"],

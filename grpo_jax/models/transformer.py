@@ -28,7 +28,6 @@ from grpo_jax.models.weight_table import cast
 from grpo_jax.sharding import gather, shard
 from grpo_jax.types import Array, Params, Prompts
 
-
 # Up to so many layers a scan is unrolled: a sixth faster, and compiled as soon.
 UNROLLED = 4
 
