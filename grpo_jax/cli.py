@@ -10,6 +10,7 @@ import ctypes
 import os
 import re
 import sys
+import warnings
 import sysconfig
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -42,6 +43,8 @@ def run(
   _one_arena()
   logging.set_verbosity(logging.ERROR)  # of config_flags and Orbax
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's own chatter
+  # Of a save that failed, Orbax leaves pieces that it never began.
+  warnings.filterwarnings("ignore", "coroutine .* was never awaited")
   app.run(lambda argv: _guarded(main, argv), flags_parser=_parse)
 
 

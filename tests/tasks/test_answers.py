@@ -67,8 +67,10 @@ def test_hostile_text_ends_in_time():
   ]
   start = time.monotonic()
   reward = AnswerReward("boxed", "math", "strict")
-  out = score(reward, [("f(x)+1", t) for t in texts], time_limit=4.0, workers=1)
-  assert time.monotonic() - start < 60
+  out = score(
+    reward, [("f(x)+1", t) for t in texts], time_limit=12.0, workers=1
+  )
+  assert time.monotonic() - start < 120
   assert out.timed_out[:, 0].tolist() == [text == slow for text in texts]
   assert out.total[:, 0].tolist() == [0.0] * (len(texts) - 1) + [1.0]
   assert out.errors == 1
