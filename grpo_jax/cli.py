@@ -10,8 +10,8 @@ import ctypes
 import os
 import re
 import sys
-import warnings
 import sysconfig
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
