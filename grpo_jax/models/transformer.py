@@ -29,11 +29,13 @@ from grpo_jax.sharding import gather, shard
 from grpo_jax.types import Array, Params, Prompts
 
 # Up to so many layers a scan is unrolled: a sixth faster, and compiled as soon.
+# Not where they are recomputed: what all of them need would be alive at once.
 UNROLLED = 4
 
 
-def _unroll(arch: Architecture) -> int:
-  return arch.layers if arch.layers <= UNROLLED else 1
+def _unroll(model: Model) -> int:
+  few = model.arch.layers <= UNROLLED and not model.remat
+  return model.arch.layers if few else 1
 
 
 def unstack(params: Params, arch: Architecture) -> Params:
@@ -89,7 +91,7 @@ def prefill(
 
   x = _embed(params, ids, arch)
   _, stacked = jax.lax.scan(
-    body, x, (params["layers"], kinds(arch)), unroll=_unroll(arch)
+    body, x, (params["layers"], kinds(arch)), unroll=_unroll(model)
   )
   return kv.prompt_kv(stacked), {}
 
@@ -184,7 +186,7 @@ def joint(
     body,
     (_embed(params, ids, arch), streams),
     (params["layers"], kinds(arch)),
-    unroll=_unroll(arch),
+    unroll=_unroll(model),
   )
   return tuple(
     rms_norm(y, params["final_norm"], arch.norm_eps) for y in streams
