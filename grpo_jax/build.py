@@ -301,11 +301,7 @@ def _state(begin: Any, init: Any, shardings: Any) -> TrainState:
   """A phase's first state, as abstract arrays with their shardings."""
   key, step = jax.eval_shape(lambda: (jax.random.key(0), jnp.int32(0)))
   shapes = jax.eval_shape(begin, jax.eval_shape(init, key), key, step)
-  return jax.tree.map(
-    lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-    shapes,
-    shardings(shapes),
-  )
+  return sharding.placed(shapes, shardings(shapes))
 
 
 def _words(plan: Slabs) -> str:

@@ -130,11 +130,7 @@ class Program:
     """What the program returns, as abstract arrays with their shardings."""
     with jax.set_mesh(self.programs.mesh):
       shapes = jax.eval_shape(self.fn, *args)
-    return jax.tree.map(
-      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-      shapes,
-      self._out(shapes),
-    )
+    return sharding.placed(shapes, self._out(shapes))
 
   def _out(self, shapes: Any) -> Any:
     if self.out is None:

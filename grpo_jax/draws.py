@@ -82,34 +82,36 @@ def inverse_cdf(probs: Array, u: Array) -> Array:
   """
   size = probs.shape[-1]
   if size <= 4 * BLOCK:
-    return _first_above(probs, u * _total(probs))[0]
+    sums = _running_sum(probs)
+    return _first_above(sums, u * jnp.max(sums, axis=-1))[0]
   pad = [(0, 0)] * (probs.ndim - 1) + [(0, -size % BLOCK)]
   blocks = jnp.pad(probs, pad).reshape(*probs.shape[:-1], -1, BLOCK)
-  sums = jnp.sum(blocks, axis=-1)
-  block, before = _first_above(sums, u * _total(sums))
+  sums = _running_sum(jnp.sum(blocks, axis=-1))
+  target = u * jnp.max(sums, axis=-1)
+  block, before = _first_above(sums, target)
   own = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)[..., 0, :]
-  within, _ = _first_above(own, u * _total(sums) - before)
+  within, _ = _first_above(_running_sum(own), target - before)
   return block * BLOCK + within
 
 
-def _total(probs: Array) -> Array:
-  """The last running sum, as `_first_above` has it."""
-  return jnp.max(jnp.cumsum(probs, axis=-1), axis=-1)
+def _running_sum(probs: Array) -> Array:
+  """Running sums over the last axis, 0 where the probability is 0.
+
+  A parallel sum may rise by rounding where there is none, so only indices that
+  have one count, for the total as well.
+  """
+  return jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
 
 
-def _first_above(probs: Array, target: Array) -> tuple[Array, Array]:
+def _first_above(cumulative: Array, target: Array) -> tuple[Array, Array]:
   """The first index whose running sum exceeds `target`, and the sum before it.
 
   A target that rounding put past the end gets the last index of all that have
   a probability.
   """
-  # A parallel sum may rise by rounding where the probability is 0, so only
-  # indices that have one count, for the total as well.
-  cumulative = jnp.where(probs > 0, jnp.cumsum(probs, axis=-1), 0.0)
   total = jnp.max(cumulative, axis=-1)
   target = jnp.clip(target, 0.0, jnp.nextafter(total, jnp.zeros_like(total)))
   index = jnp.argmax(cumulative > target[..., None], axis=-1)
-  # Of indices without a probability the running sum is not kept.
   reached = jnp.where(cumulative <= target[..., None], cumulative, 0.0)
   return index.astype(jnp.int32), jnp.max(reached, axis=-1)
 

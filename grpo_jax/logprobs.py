@@ -187,23 +187,19 @@ def rollout_scores(
     index = index.reshape(*index.shape, *[1] * (x.ndim - 2))
     return jnp.take_along_axis(x[:, :, :size], index, axis=1)
 
-  pieces, start = [], 0
+  real = length_mask(rollout.lengths, t)
+  parts, start = (rollout.ids, rollout.support, real), 0
+  pieces = []
   for count, size in slabs:
-    pieces.append(
-      tuple(rows(x, start, count, size) for x in (rollout.ids, rollout.support))
-    )
+    pieces.append(tuple(rows(x, start, count, size) for x in parts))
     start += count
   inputs = tuple(
-    completion_inputs(rollout.prompts, ids, heads=False) for ids, _ in pieces
+    completion_inputs(rollout.prompts, ids, heads=False) for ids, _, _ in pieces
   )
   net = decoder(model)
-  masks, start = [], 0
-  for count, size in slabs:
-    lengths = rows(rollout.lengths[..., None], start, count, 1)[..., 0]
-    masks.append(length_mask(lengths, size))
-    start += count
+  masks = tuple(mask for _, _, mask in pieces)
   hidden, aux = net.joint(
-    params, rollout.prompts, inputs, model=model, real=tuple(masks)
+    params, rollout.prompts, inputs, model=model, real=masks
   )
   refs: list[tuple[Params, Array] | None] = [None] * len(hidden)
   if ref is not None:
@@ -220,7 +216,7 @@ def rollout_scores(
       support=support,
       ref=other,
     )
-    for h, (ids, support), other in zip(hidden, pieces, refs)
+    for h, (ids, support, _), other in zip(hidden, pieces, refs)
   ]
 
   def restore(parts: list[Array]) -> Array:
@@ -229,7 +225,7 @@ def rollout_scores(
     if order is not None:
       inverse = jnp.argsort(order, axis=1)[..., None]
       x = jnp.take_along_axis(x, inverse, axis=1)
-    return jnp.where(length_mask(rollout.lengths, t), x, 0.0)
+    return jnp.where(real, x, 0.0)
 
   return tuple(restore(list(column)) for column in zip(*out)), aux
 

@@ -59,14 +59,7 @@ def own_network(c: Mapping[str, Any], vocab: int) -> Model:
   ):
     if given:
       raise UserError(f"{key} says nothing to a network of model.module")
-  make = named.find("model.module", m["module"], {})
-  try:
-    found = make(vocab)
-  except UserError:
-    raise
-  except Exception as error:  # one's own function may raise anything
-    why = " ".join(f"{type(error).__name__}: {error}".split())
-    raise UserError(f"model.module {m['module']!r} failed: {why}") from error
+  found = named.make("model.module", {}, {"name": m["module"]}, vocab)
   if not isinstance(found, Decoder):
     raise UserError(
       f"model.module {m['module']!r} gives a {type(found).__name__}; it must"

@@ -9,13 +9,12 @@ from typing import Any
 
 import jax
 
-from grpo_jax import config, sharding
+from grpo_jax import config
 from grpo_jax.checkpoint import open_run, parse_run
 from grpo_jax.errors import UserError
-from grpo_jax.models import weight_table
 from grpo_jax.models.architecture import Model
 from grpo_jax.models.pretrained import open_model
-from grpo_jax.stored import read_policy
+from grpo_jax.stored import abstract_policy, read_policy
 from grpo_jax.tokenizer import Tokenizer, make_tokenizer
 from grpo_jax.types import Params
 
@@ -156,7 +155,9 @@ def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:
     opened = open_model(path)
     tokenizer = make_tokenizer("", opened.path, **chat)
     model = Model(opened.architecture(tokenizer.vocab_size))
-    params = opened.load(model.arch, _shardings(model, mesh))
+    target = abstract_policy(model, mesh)
+    where = jax.tree.map(lambda x: x.sharding, target)
+    params = opened.load(model.arch, where)
     companions = opened.path if os.path.isdir(opened.path) else None
     base = dict(opened.config)
     return Policy(model, params, tokenizer, {"model": path}, base, companions)
@@ -182,11 +183,3 @@ def open_policy(path: str, mesh: jax.sharding.Mesh, **chat: Any) -> Policy:
     max_tokens=size,
     base_path=c["model"]["path"],
   )
-
-
-def _shardings(model: Model, mesh: jax.sharding.Mesh) -> Params:
-  abstract = jax.eval_shape(
-    lambda: weight_table.init(jax.random.key(0), model.arch)
-  )
-  axes = weight_table.axes(model.arch)
-  return sharding.state_sharding(mesh, abstract, axes)

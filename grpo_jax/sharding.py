@@ -175,6 +175,15 @@ def state_sharding(mesh: Mesh, abstract: Any, axes: Any) -> Any:
   return jax.tree_util.tree_map_with_path(one, abstract)
 
 
+def placed(abstract: Any, shardings: Any) -> Any:
+  """Abstract arrays with their shardings, two trees of one structure."""
+  return jax.tree.map(
+    lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+    abstract,
+    shardings,
+  )
+
+
 def to_device(tree: Any, mesh: Mesh) -> Any:
   """Puts host batch arrays on the mesh, split by prompts."""
   tree = jax.tree.map(np.asarray, tree)

@@ -111,6 +111,16 @@ def restore_reference(
   return checkpoints.restore(begin, {"trainable": shapes})["trainable"]
 
 
+def abstract_policy(model: Model, mesh: jax.sharding.Mesh) -> Params:
+  """A policy's parameters, adapters too, as abstract arrays on a mesh."""
+  net = decoder(model)
+  abstract = jax.eval_shape(
+    lambda key: lora.adapt(net.init(key, model), key, model), jax.random.key(0)
+  )
+  where = sharding.state_sharding(mesh, abstract, net.axes(model))
+  return sharding.placed(abstract, where)
+
+
 def read_policy(
   checkpoints: Checkpoints, step: int, model: Model, mesh: jax.sharding.Mesh
 ) -> Params:
@@ -122,17 +132,7 @@ def read_policy(
     model: the run's own record.
     mesh: where the parameters go.
   """
-  net = decoder(model)
-  abstract = jax.eval_shape(
-    lambda key: lora.adapt(net.init(key, model), key, model), jax.random.key(0)
-  )
-  where = sharding.state_sharding(mesh, abstract, net.axes(model))
-  target = jax.tree.map(
-    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-    abstract,
-    where,
-  )
-  trainable, frozen = lora.split(target)
+  trainable, frozen = lora.split(abstract_policy(model, mesh))
   found = checkpoints.restore(step, {"trainable": trainable})["trainable"]
   if frozen:
     found = merge(checkpoints.restore_once(FROZEN, 0, frozen), found)

@@ -160,6 +160,10 @@ def _map(fn: Any, table: Any) -> Any:
   return jax.tree.map(fn, table, is_leaf=lambda x: isinstance(x, Weight))
 
 
+def _count(table: Any) -> int:
+  return sum(jax.tree.leaves(_map(lambda w: math.prod(w.shape), table)))
+
+
 def axes(arch: Architecture, lora: Lora | None = None) -> dict[str, Any]:
   """Logical axes of every parameter, adapters too, a tree like theirs."""
   table = weights(arch)
@@ -170,7 +174,7 @@ def axes(arch: Architecture, lora: Lora | None = None) -> dict[str, Any]:
 
 def parameter_count(arch: Architecture) -> int:
   """Number of parameters, adapters apart; a tied head counts once."""
-  return sum(jax.tree.leaves(_map(lambda w: math.prod(w.shape), weights(arch))))
+  return _count(weights(arch))
 
 
 def init(key: Array, arch: Architecture) -> Params:
@@ -180,8 +184,7 @@ def init(key: Array, arch: Architecture) -> Params:
 
 def adapter_count(arch: Architecture, lora: Lora) -> int:
   """Number of parameters of all adapters."""
-  table = adapters(arch, lora)
-  return sum(jax.tree.leaves(_map(lambda w: math.prod(w.shape), table)))
+  return _count(adapters(arch, lora))
 
 
 def draw(key: Array, table: dict[str, Any]) -> Params:
