@@ -10,6 +10,7 @@ import json
 
 import jax
 import pytest
+from published import MODELS
 
 from grpo_jax import ahead, build, config, hf_tokenizer, sharding
 from grpo_jax.compile import Programs
@@ -21,122 +22,6 @@ pytest.importorskip("transformers")
 pytest.importorskip("datasets")
 pytest.importorskip("math_verify")
 
-QWEN = {
-  "hidden_act": "silu",
-  "rms_norm_eps": 1e-06,
-  "rope_theta": 1000000.0,
-  "use_sliding_window": False,
-  "vocab_size": 151936,
-}
-# Facts of the published config.json, and the parameters that they imply.
-MODELS = {
-  "Qwen/Qwen2.5-0.5B-Instruct": (
-    494_032_768,
-    QWEN
-    | {
-      "model_type": "qwen2",
-      "hidden_size": 896,
-      "intermediate_size": 4864,
-      "num_attention_heads": 14,
-      "num_hidden_layers": 24,
-      "num_key_value_heads": 2,
-      "tie_word_embeddings": True,
-    },
-  ),
-  "Qwen/Qwen2.5-1.5B-Instruct": (
-    1_543_714_304,
-    QWEN
-    | {
-      "model_type": "qwen2",
-      "hidden_size": 1536,
-      "intermediate_size": 8960,
-      "num_attention_heads": 12,
-      "num_hidden_layers": 28,
-      "num_key_value_heads": 2,
-      "tie_word_embeddings": True,
-    },
-  ),
-  "Qwen/Qwen3-1.7B": (
-    1_720_574_976,
-    QWEN
-    | {
-      "model_type": "qwen3",
-      "head_dim": 128,
-      "hidden_size": 2048,
-      "intermediate_size": 6144,
-      "num_attention_heads": 16,
-      "num_hidden_layers": 28,
-      "num_key_value_heads": 8,
-      "tie_word_embeddings": True,
-    },
-  ),
-  "Qwen/Qwen3-30B-A3B-Instruct-2507": (
-    30_532_122_624,
-    QWEN
-    | {
-      "model_type": "qwen3_moe",
-      "decoder_sparse_step": 1,
-      "head_dim": 128,
-      "hidden_size": 2048,
-      "intermediate_size": 6144,
-      "mlp_only_layers": [],
-      "moe_intermediate_size": 768,
-      "norm_topk_prob": True,
-      "num_attention_heads": 32,
-      "num_experts": 128,
-      "num_experts_per_tok": 8,
-      "num_hidden_layers": 48,
-      "num_key_value_heads": 4,
-      "rope_theta": 10000000,
-      "router_aux_loss_coef": 0.001,
-      "tie_word_embeddings": False,
-    },
-  ),
-  "google/gemma-3-1b-it": (
-    999_885_952,
-    {
-      "model_type": "gemma3_text",
-      "head_dim": 256,
-      "hidden_activation": "gelu_pytorch_tanh",
-      "hidden_size": 1152,
-      "intermediate_size": 6912,
-      "num_attention_heads": 4,
-      "num_hidden_layers": 26,
-      "num_key_value_heads": 1,
-      "query_pre_attn_scalar": 256,
-      "rms_norm_eps": 1e-06,
-      "rope_local_base_freq": 10000,
-      "rope_theta": 1000000,
-      "sliding_window": 512,
-      "sliding_window_pattern": 6,
-      "vocab_size": 262144,
-    },
-  ),
-  "meta-llama/Llama-3.2-1B-Instruct": (
-    1_235_814_400,
-    {
-      "model_type": "llama",
-      "head_dim": 64,
-      "hidden_act": "silu",
-      "hidden_size": 2048,
-      "intermediate_size": 8192,
-      "num_attention_heads": 32,
-      "num_hidden_layers": 16,
-      "num_key_value_heads": 8,
-      "rms_norm_eps": 1e-05,
-      "rope_scaling": {
-        "factor": 32.0,
-        "high_freq_factor": 4.0,
-        "low_freq_factor": 1.0,
-        "original_max_position_embeddings": 8192,
-        "rope_type": "llama3",
-      },
-      "rope_theta": 500000.0,
-      "tie_word_embeddings": True,
-      "vocab_size": 128256,
-    },
-  ),
-}
 TEMPLATE = (
   "{% for m in messages %}{{ m['content'] }}{% endfor %}"
   "{% if enable_thinking is defined and not enable_thinking %}{% endif %}"

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from published import MODELS
 
 from grpo_jax import grpo
 from grpo_jax.errors import UserError
@@ -117,90 +118,15 @@ def test_round_trip(family, tmp_path):
   assert written["model_type"] == config["model_type"]
 
 
-# Facts of published models' config.json: accepted, or refused by name.
-PUBLISHED = {
-  "Qwen2.5-0.5B": {
-    "model_type": "qwen2",
-    "hidden_act": "silu",
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "max_position_embeddings": 32768,
-    "max_window_layers": 21,
-    "num_attention_heads": 14,
-    "num_hidden_layers": 24,
-    "num_key_value_heads": 2,
-    "rms_norm_eps": 1e-06,
-    "rope_theta": 1000000.0,
-    "sliding_window": 32768,
-    "tie_word_embeddings": True,
-    "use_sliding_window": False,
-    "vocab_size": 151936,
-  },
-  "Llama-3.2-1B": {
-    "model_type": "llama",
-    "attention_bias": False,
-    "head_dim": 64,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "max_position_embeddings": 131072,
-    "mlp_bias": False,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 16,
-    "num_key_value_heads": 8,
-    "pretraining_tp": 1,
-    "rms_norm_eps": 1e-05,
-    "rope_scaling": {
-      "factor": 32.0,
-      "high_freq_factor": 4.0,
-      "low_freq_factor": 1.0,
-      "original_max_position_embeddings": 8192,
-      "rope_type": "llama3",
-    },
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": True,
-    "vocab_size": 128256,
-  },
-  "gemma-3-1b": {
-    "model_type": "gemma3_text",
-    "attention_bias": False,
-    "attn_logit_softcapping": None,
-    "cache_implementation": "hybrid",
-    "final_logit_softcapping": None,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "hidden_size": 1152,
-    "intermediate_size": 6912,
-    "max_position_embeddings": 32768,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 26,
-    "num_key_value_heads": 1,
-    "query_pre_attn_scalar": 256,
-    "rms_norm_eps": 1e-06,
-    "rope_local_base_freq": 10000,
-    "rope_scaling": None,
-    "rope_theta": 1000000,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-    "vocab_size": 262144,
-  },
-}
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", MODELS)
 def test_published_facts_are_accepted(name):
-  arch = families.read_config(PUBLISHED[name], 1000)
-  count = weight_table.parameter_count(arch)
-  want = {
-    "Qwen2.5-0.5B": 494_032_768,
-    "Llama-3.2-1B": 1_235_814_400,
-    "gemma-3-1b": 999_885_952,
-  }
-  assert count == want[name]
+  count, facts = MODELS[name]
+  arch = families.read_config(facts, 1000)
+  assert weight_table.parameter_count(arch) == count
 
 
 def test_windows_follow_their_period():
-  arch = families.read_config(PUBLISHED["gemma-3-1b"], 1000)
+  arch = families.read_config(MODELS["google/gemma-3-1b-it"][1], 1000)
   assert [arch.window(i) for i in range(7)] == [512] * 5 + [0, 512]
   assert (arch.rope_theta, arch.window_theta) == (1e6, 1e4)
   assert arch.tied and arch.embed_scale == pytest.approx(1152**0.5)
@@ -224,13 +150,13 @@ def test_windows_follow_their_period():
   ],
 )
 def test_other_facts_are_refused(changes, words):
-  config = PUBLISHED["Llama-3.2-1B"] | changes
+  config = MODELS["meta-llama/Llama-3.2-1B-Instruct"][1] | changes
   with pytest.raises(UserError, match=words):
     families.read_config(config, 1000)
 
 
 def test_both_forms_of_rotary_positions_are_one():
-  scaling = PUBLISHED["Llama-3.2-1B"]["rope_scaling"]
+  scaling = MODELS["meta-llama/Llama-3.2-1B-Instruct"][1]["rope_scaling"]
   old = ropes({"rope_theta": 5e5, "rope_scaling": scaling})
   nested = {"rope_parameters": {"rope_theta": 5e5, **scaling}}
   assert ropes(nested) == old
